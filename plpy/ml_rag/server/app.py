@@ -16,12 +16,14 @@ from starlette.routing import Route
 
 from ml_rag.errors import InvalidRequest, MlRagError
 from ml_rag.ingest.confinement import find_missing
+from ml_rag.ingest.sandbox import Limits, Sandbox
 from ml_rag.server import openapi, routes
 from ml_rag.server.boundary import Boundary, error_response, json_response
 from ml_rag.server.calls import Calls
 from ml_rag.server.chat.endpoint import chat_completions
-from ml_rag.server.documents import close_sandbox, documents
+from ml_rag.server.documents import documents
 from ml_rag.server.inbox import Inbox
+from ml_rag.server.pictures import Kept
 from ml_rag.server.registry import Registry
 from ml_rag.server.sockets import allowed_uids
 
@@ -46,7 +48,8 @@ for _route in _ROUTES:
 def create_app(registry: Registry) -> Starlette:
     """The application. ``app.state``: ``registry``, ``config`` (``ServerConfig``), ``started`` (monotonic seconds),
     ``parsers_miss`` (what the kernel refuses of their confinement, None while that is not known), ``calls`` (what
-    PostgreSQL's sessions tell of theirs) and ``inbox``, where that comes in.
+    PostgreSQL's sessions tell of theirs), ``inbox``, where that comes in, ``sandbox``, whose processes start when a
+    document comes, and ``pictures``, the descriptions that are kept.
     """
     calls = Calls(registry.metrics)
 
@@ -60,7 +63,8 @@ def create_app(registry: Registry) -> Starlette:
         yield
         for task in tasks:
             task.cancel()
-        close_sandbox(app.state)
+        app.state.sandbox.close()
+        app.state.pictures.close()
         registry.close()
 
     app = Starlette(
@@ -70,11 +74,15 @@ def create_app(registry: Registry) -> Starlette:
         lifespan=lifespan,
     )
     app.state.registry = registry
-    app.state.config = registry.catalogue.server
+    config = app.state.config = registry.catalogue.server
+    seconds, memory = config.document_timeout_seconds, config.document_memory_bytes
+    # half of the time of the clock: a parser that waits for a busy machine is no parser that loops
+    app.state.sandbox = Sandbox(Limits(cpu_seconds=seconds / 2, wall_seconds=seconds, memory_bytes=memory))
+    app.state.pictures = Kept(registry.models_dir)
     app.state.started = time.monotonic()
     app.state.parsers_miss = None
     app.state.calls = calls
-    app.state.inbox = Inbox(calls.receive, allowed_uids(registry.catalogue.server), registry.metrics.refused_peers.inc)
+    app.state.inbox = Inbox(calls.receive, allowed_uids(config), registry.metrics.refused_peers.inc)
     return app
 
 

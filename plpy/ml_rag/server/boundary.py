@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from ml_rag import __version__
 from ml_rag.errors import InvalidRequest, MlRagError, PrivilegeError, QueueFull, ServerUnreachable, retry_after
@@ -48,8 +50,7 @@ def json_response(content: Any, status: int = 200) -> Response:
 def check_values(body: bytes) -> None:
     """A bound on the values in a body of JSON, which a body within its bound on bytes may have millions of.
 
-    Raises:
-        InvalidRequest: there are more than ``MAX_VALUES``.
+    Raises ``InvalidRequest``: there are more than ``MAX_VALUES``.
     """
     if _separators(body) <= MAX_VALUES:
         return
@@ -73,6 +74,22 @@ def error_response(error: MlRagError) -> Response:
     if (seconds := retry_after(error.hint)) is not None:
         response.headers["Retry-After"] = str(seconds)
     return response
+
+
+class LeasedStream(StreamingResponse):
+    """A reply that is sent as it comes; whatever its request holds is given back, also when its client goes at once."""
+
+    def __init__(
+        self, content: AsyncGenerator[bytes, None], resources: AsyncExitStack, media_type: str, **headers: str
+    ) -> None:
+        super().__init__(content, media_type=media_type, headers=headers)
+        self._resources = resources
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._resources.aclose()
 
 
 class Boundary:

@@ -11,29 +11,29 @@ import base64
 import contextlib
 import hashlib
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import FormData, State, UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
 
 from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest, MlRagError
 from ml_rag.ingest.formats import FORMATS
 from ml_rag.ingest.parse import accepted_formats
-from ml_rag.ingest.sandbox import Job, Limits, ModelTokenizer, Parsed, Sandbox
+from ml_rag.ingest.sandbox import Job, ModelTokenizer, Parsed, Sandbox
 from ml_rag.ingest.split import NONE, Chunking, chunking
+from ml_rag.server.boundary import LeasedStream
 from ml_rag.server.cancellation import Cancellation, ClientGone, watch_disconnect
 from ml_rag.server.models import Lease
-from ml_rag.server.pictures import Described, Describer, Kept, check_takes_images
+from ml_rag.server.pictures import Described, Describer, check_takes_images
 from ml_rag.server.registry import Registry
 from ml_rag.server.routes import invalid, registry_of
 from ml_rag.server.unexpected import unexpected
@@ -66,42 +66,12 @@ class DocumentsOptions(BaseModel):
     describe_images: str | None = None
 
 
-def sandbox_of(request: Request) -> Sandbox:
-    """The server's child processes; the first request for them makes the pool."""
-    state = request.app.state
-    if getattr(state, "sandbox", None) is None:
-        config = state.config
-        seconds = config.document_timeout_seconds
-        # half of the time of the clock: a parser that waits for a busy machine is no parser that loops
-        state.sandbox = Sandbox(
-            Limits(cpu_seconds=seconds / 2, wall_seconds=seconds, memory_bytes=config.document_memory_bytes)
-        )
-    sandbox: Sandbox = state.sandbox
-    return sandbox
-
-
-def close_sandbox(state: State) -> None:
-    """End the child processes and close the file of descriptions, where there are any."""
-    for name in ("sandbox", "pictures"):
-        if (made := getattr(state, name, None)) is not None:
-            made.close()
-
-
-def _kept_of(request: Request) -> Kept:
-    """The descriptions that the server keeps; the first request for them opens their file."""
-    state = request.app.state
-    if getattr(state, "pictures", None) is None:
-        state.pictures = Kept(registry_of(request).models_dir)
-    kept: Kept = state.pictures
-    return kept
-
-
 async def documents(request: Request) -> Response:
     """Parse, split and embed. What concerns all documents is an ordinary error reply; what concerns one is in its line.
 
     Raises what ``Registry.lease`` raises, and ``InvalidRequest``.
     """
-    registry = registry_of(request)
+    registry, state = registry_of(request), request.app.state
     async with AsyncExitStack() as stack:
         form = await _form(request)
         stack.push_async_callback(form.close)
@@ -115,28 +85,14 @@ async def documents(request: Request) -> Response:
         if (model := options.describe_images) is not None:
             check_takes_images(registry, model)
             await stack.enter_async_context(registry.lease(model, "generate", cancelled))  # one that is there
-            describer = Describer(registry, _kept_of(request), model, options.language, cancelled)
+            describer = Describer(registry, state.pictures, model, options.language, cancelled)
         tokenizer = await _tokenizer(lease)
-        work = _Work(registry, lease, options, how, files, sandbox_of(request), tokenizer, describer, cancelled)
+        dimensions = lease.dimensions or lease.engine.dimensions
+        numbered = iter(enumerate(files))
+        work = _Work(registry, options, how, numbered, dimensions, state.sandbox, tokenizer, describer, cancelled)
         lines = work.lines()
         stack.push_async_callback(lines.aclose)
-        return _Lines(lines, stack.pop_all())
-
-
-class _Lines(StreamingResponse):
-    """Newline-delimited JSON; whatever the request holds is given back, also when its client goes at once."""
-
-    media_type = "application/x-ndjson"
-
-    def __init__(self, lines: AsyncGenerator[bytes, None], resources: AsyncExitStack) -> None:
-        super().__init__(lines)
-        self._resources = resources
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self._resources.aclose()
+        return LeasedStream(lines, stack.pop_all(), "application/x-ndjson")
 
 
 async def _form(request: Request) -> FormData:
@@ -210,36 +166,26 @@ class _Portion:
         return [segment.embedded_text() for segment in self.document.parsed.segments[self.first : self.end]]
 
 
+@dataclass
 class _Work:
     """One request: what is being parsed, what waits, what is being embedded."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        lease: Lease,
-        options: DocumentsOptions,
-        how: Chunking,
-        files: Sequence[UploadFile],
-        sandbox: Sandbox,
-        tokenizer: ModelTokenizer,
-        describer: Describer | None,
-        cancelled: Cancellation,
-    ) -> None:
-        self._registry = registry
-        self._dimensions: int = lease.dimensions or lease.engine.dimensions
-        self._options = options
-        self._how = how
-        self._files = iter(enumerate(files))
-        self._all_begun = False
-        self._sandbox = sandbox
-        self._tokenizer = tokenizer
-        self._describer = describer
-        self._cancelled = cancelled
-        self._parsing: dict[asyncio.Task[Parsed], tuple[int, str]] = {}
-        self._waiting: deque[_Document] = deque()
-        self._embedding: dict[asyncio.Task[NDArray[np.float32]], list[_Portion]] = {}
-        #: portions of a batch that failed, to be tried one by one
-        self._alone: deque[_Portion] = deque()
+    registry: Registry
+    options: DocumentsOptions
+    how: Chunking
+    files: Iterator[tuple[int, UploadFile]]
+    #: of the vectors
+    dimensions: int
+    sandbox: Sandbox
+    tokenizer: ModelTokenizer
+    describer: Describer | None
+    cancelled: Cancellation
+    all_begun: bool = False
+    parsing: dict[asyncio.Task[Parsed], tuple[int, str]] = field(default_factory=dict)
+    waiting: deque[_Document] = field(default_factory=deque)
+    embedding: dict[asyncio.Task[NDArray[np.float32]], list[_Portion]] = field(default_factory=dict)
+    #: portions of a batch that failed, to be tried one by one
+    alone: deque[_Portion] = field(default_factory=deque)
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
         """The reply's lines. Raises ``ClientGone``."""
@@ -255,68 +201,58 @@ class _Work:
                 loop.call_soon_threadsafe(mark)
 
         try:
-            with self._cancelled.on_set(leave):
+            with self.cancelled.on_set(leave):
                 while True:
                     self._begin_parsing()
                     self._begin_embedding()
-                    if not self._parsing and not self._embedding:
+                    if not self.parsing and not self.embedding:
                         return
-                    tasks: list[asyncio.Future[Any]] = [gone, *self._parsing, *self._embedding]
+                    tasks: list[asyncio.Future[Any]] = [gone, *self.parsing, *self.embedding]
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                     if gone.done():
                         raise ClientGone
-                    for parsed in [task for task in self._parsing if task.done()]:
+                    for parsed in [task for task in self.parsing if task.done()]:
                         for line in self._parsed(parsed):
                             yield line
                     self._begin_embedding()  # before the lines are written, so that the model does not wait for them
-                    for embedded in [task for task in self._embedding if task.done()]:
+                    for embedded in [task for task in self.embedding if task.done()]:
                         for document in self._embedded(embedded):
                             for line in self._lines_of(document):
                                 yield line
         finally:
-            left: list[asyncio.Task[Any]] = [*self._parsing, *self._embedding]
+            left: list[asyncio.Task[Any]] = [*self.parsing, *self.embedding]
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
 
     def _segments_waiting(self) -> int:
-        return sum(len(document.parsed.segments) - document.taken for document in self._waiting)
+        return sum(len(document.parsed.segments) - document.taken for document in self.waiting)
 
     def _begin_parsing(self) -> None:
-        while not self._all_begun and len(self._parsing) < PARSED_AHEAD and self._segments_waiting() < SEGMENTS_AHEAD:
-            index, file = next(self._files, (-1, None))
+        while not self.all_begun and len(self.parsing) < PARSED_AHEAD and self._segments_waiting() < SEGMENTS_AHEAD:
+            index, file = next(self.files, (-1, None))
             if file is None:
-                self._all_begun = True
+                self.all_begun = True
                 return
-            name = file.filename or ""
-            options = self._options
-            job = Job(
-                name,
-                file.file,
-                self._tokenizer,
-                self._how,
-                self._dimensions,
-                options.formats,
-                options.language,
-                bool(options.ocr),
-                options.describe_images,
-            )
-            self._parsing[asyncio.create_task(self._parse(job))] = (index, name)
+            name, options = file.filename or "", self.options
+            wanted = options.formats, options.language, bool(options.ocr), options.describe_images
+            job = Job(name, file.file, self.tokenizer, self.how, self.dimensions, *wanted)
+            self.parsing[asyncio.create_task(self._parse(job))] = (index, name)
 
     async def _parse(self, job: Job) -> Parsed:
         """A document; where a model describes its pictures, they are collected first, and put in their places then."""
-        if self._describer is None:
-            return await self._sandbox.run(job)
+        if self.describer is None:
+            return await self.sandbox.run(job)
         try:
-            collected = await self._sandbox.run(job)
+            collected = await self.sandbox.run(job)
         except DocumentError as error:  # a picture can be too much for the parser, which then goes without
             described, left_out = Described(), f"pictures ({error.message})"
         else:
-            described = await self._describer.describe(collected.pictures)
+            described = await self.describer.describe(collected.pictures)
             reasons = Counter(collected.left_out) + described.failures
             left_out = "; ".join(f"{n} picture{'s' * (n > 1)} ({reason})" for reason, n in reasons.items())
         try:
-            parsed = await self._sandbox.run(replace(job, described=described.texts))
+            parsed = await self.sandbox.run(replace(job, described=described.texts))
         except DocumentError as error:
             if left_out and error.message == "document has no text":
                 raise DocumentError(error.message, detail=f"not described: {left_out}") from error
@@ -328,7 +264,7 @@ class _Work:
 
     def _parsed(self, task: asyncio.Task[Parsed]) -> Iterator[bytes]:
         """Put a document in the queue for the model; the lines of one that failed, or that is not to be embedded."""
-        index, name = self._parsing.pop(task)
+        index, name = self.parsing.pop(task)
         try:
             parsed = task.result()
             if not parsed.segments:
@@ -337,44 +273,44 @@ class _Work:
             failure = error if isinstance(error, MlRagError) else unexpected(error)
             yield self._error_line(index, name, None, failure)
             return
-        if self._how.split_by == NONE:  # whoever splits it embeds it
-            yield from self._lines_of(_Document(index, name, parsed, np.empty((0, self._dimensions), "<f4"), 0))
+        if self.how.split_by == NONE:  # whoever splits it embeds it
+            yield from self._lines_of(_Document(index, name, parsed, np.empty((0, self.dimensions), "<f4"), 0))
             return
         count = len(parsed.segments)
-        vectors = np.empty((count, self._dimensions), "<f4")
-        self._waiting.append(_Document(index, name, parsed, vectors, count))
+        vectors = np.empty((count, self.dimensions), "<f4")
+        self.waiting.append(_Document(index, name, parsed, vectors, count))
 
     def _begin_embedding(self) -> None:
         """Keep the model busy: at once where it is idle, with a full batch in reserve where it is not."""
-        while self._alone and len(self._embedding) < 2:
-            self._embed([self._alone.popleft()])
-        while self._waiting and len(self._embedding) < 2:
-            all_parsed = self._all_begun and not self._parsing
-            if self._embedding and not all_parsed and self._segments_waiting() < GROUP_SEGMENTS:
+        while self.alone and len(self.embedding) < 2:
+            self._embed([self.alone.popleft()])
+        while self.waiting and len(self.embedding) < 2:
+            all_parsed = self.all_begun and not self.parsing
+            if self.embedding and not all_parsed and self._segments_waiting() < GROUP_SEGMENTS:
                 return
             portions: list[_Portion] = []
             room = GROUP_SEGMENTS
-            while self._waiting and room:
-                document = self._waiting[0]
+            while self.waiting and room:
+                document = self.waiting[0]
                 end = min(len(document.parsed.segments), document.taken + room)
                 portions.append(_Portion(document, document.taken, end))
                 room -= end - document.taken
                 document.taken = end
                 if end == len(document.parsed.segments):
-                    self._waiting.popleft()
+                    self.waiting.popleft()
             self._embed(portions)
 
     def _embed(self, portions: list[_Portion]) -> None:
         texts = [text for portion in portions for text in portion.texts()]
-        work = self._registry.embed(self._options.embed_model_id, texts, self._cancelled, "document")
-        self._embedding[asyncio.create_task(work)] = portions
+        work = self.registry.embed(self.options.embed_model_id, texts, self.cancelled, "document")
+        self.embedding[asyncio.create_task(work)] = portions
 
     def _embedded(self, task: asyncio.Task[NDArray[np.float32]]) -> list[_Document]:
         """Hand out the vectors; the documents that have all of theirs now, or an error."""
-        portions = self._embedding.pop(task)
+        portions = self.embedding.pop(task)
         error = task.exception()
         if isinstance(error, EngineFailed) and len({portion.document for portion in portions}) > 1:
-            self._alone.extend(portions)  # so that only the document that it lies in fails
+            self.alone.extend(portions)  # so that only the document that it lies in fails
             return []
         if error is not None and not isinstance(error, MlRagError):
             if isinstance(error, ClientGone):
@@ -403,39 +339,22 @@ class _Work:
         metadata = ({"file_type": known.media_type} if known else {}) | parsed.metadata
         for first in range(0, len(parsed.segments), LINE_SEGMENTS):
             end = first + LINE_SEGMENTS
-            yield _dump(
-                {
-                    "index": document.index,
-                    "name": document.name,
-                    "format": parsed.format,
-                    "error": None,
-                    "metadata": {} if first else metadata,
-                    "segments": [
-                        {"text": segment.text, "tokens": segment.tokens, "metadata": segment.metadata}
-                        for segment in parsed.segments[first:end]
-                    ],
-                    "dimensions": self._dimensions,
-                    "embeddings": base64.b64encode(document.vectors[first:end].data).decode("ascii"),
-                    **({"again": True} if parsed.is_passing and not first else {}),
-                    "more": end < len(parsed.segments),
-                }
-            )
+            yield self._line(
+                document.index, document.name, parsed.format,
+                metadata={} if first else metadata,
+                segments=[
+                    {"text": segment.text, "tokens": segment.tokens, "metadata": segment.metadata}
+                    for segment in parsed.segments[first:end]
+                ],
+                embeddings=base64.b64encode(document.vectors[first:end].data).decode("ascii"),
+                **({"again": True} if parsed.is_passing and not first else {}),
+                more=end < len(parsed.segments),
+            )  # fmt: skip
 
     def _error_line(self, index: int, name: str, found: str | None, error: MlRagError) -> bytes:
-        return _dump(
-            {
-                "index": index,
-                "name": name,
-                "format": found,
-                "error": error.to_json()["error"],
-                "metadata": {},
-                "segments": [],
-                "dimensions": self._dimensions,
-                "embeddings": "",
-                "more": False,
-            }
-        )
+        nothing: dict[str, Any] = {"metadata": {}, "segments": [], "embeddings": "", "more": False}
+        return self._line(index, name, found, error=error.to_json()["error"], **nothing)
 
-
-def _dump(line: dict[str, Any]) -> bytes:
-    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+    def _line(self, index: int, name: str, found: str | None, **rest: Any) -> bytes:
+        line = {"index": index, "name": name, "format": found, "error": None, "dimensions": self.dimensions, **rest}
+        return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)

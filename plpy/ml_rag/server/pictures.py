@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,17 +88,17 @@ class Kept:
 
     def __init__(self, folder: Path) -> None:
         self._lock = threading.Lock()
-        path = folder / FILE_NAME
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-            self._open(str(path))
-        except (OSError, sqlite3.Error) as error:
-            log.warning("descriptions of pictures are kept until the server ends: %s: %s", path, error)
-            self._open(":memory:")
+        self._path = folder / FILE_NAME
 
-    def _open(self, path: str) -> None:
-        self._base = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
-        self._base.execute("CREATE TABLE IF NOT EXISTS picture (key BLOB PRIMARY KEY, text TEXT, used INTEGER)")
+    @cached_property
+    def _base(self) -> sqlite3.Connection:
+        """The file, which is opened, and made, once it is needed."""
+        try:
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+            return _opened(str(self._path))
+        except (OSError, sqlite3.Error) as error:
+            log.warning("descriptions of pictures are kept until the server ends: %s: %s", self._path, error)
+            return _opened(":memory:")
 
     def get(self, key: bytes) -> str | None:
         with self._using() as base:
@@ -116,13 +117,20 @@ class Kept:
 
     def close(self) -> None:
         with self._lock:
-            self._base.close()
+            if "_base" in vars(self):
+                self._base.close()
 
     @contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:
         """A failure costs another question to the model, nothing else."""
         with self._lock, suppress(sqlite3.Error):
             yield self._base
+
+
+def _opened(path: str) -> sqlite3.Connection:
+    base = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
+    base.execute("CREATE TABLE IF NOT EXISTS picture (key BLOB PRIMARY KEY, text TEXT, used INTEGER)")
+    return base
 
 
 def _now() -> int:

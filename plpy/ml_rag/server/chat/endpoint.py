@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import JSONResponse, Response
 
 from ml_rag.abc import Cancelled, Delta, GenerateEngine
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError
+from ml_rag.server.boundary import LeasedStream
 from ml_rag.server.cancellation import ClientGone, watch_disconnect
 from ml_rag.server.chat import extract, prompt
 from ml_rag.server.chat.citations import Verified, verify
@@ -35,8 +35,7 @@ CHARACTERS_PER_TOKEN = 64
 def fit_prompt(body: ChatRequest, engine: GenerateEngine, cancelled: Cancelled | None = None) -> prompt.FittedPrompt:
     """The messages for the model, with as many documents as its context has room for.
 
-    Raises:
-        InvalidRequest: not even the question fits, or the language is none.
+    Raises ``InvalidRequest``: not even the question fits, or the language is none.
     """
     documents = list(_documents_with_room(body.documents or (), CHARACTERS_PER_TOKEN * engine.max_tokens))
     *earlier, question = body.messages
@@ -174,17 +173,16 @@ class _Answer:
     async def deltas(self, items: AsyncIterator[prompt.FittedPrompt | Extract | int | Delta]) -> AsyncIterator[Delta]:
         """The pieces of text. Raises ``EngineFailed`` when the engine ends without saying why."""
         async for item in items:
-            if isinstance(item, prompt.FittedPrompt):
-                self._fitted, self._turns_used = item, item.turns_used
-                continue
-            if isinstance(item, Extract):
-                self._extract = item
-                continue
-            if isinstance(item, int):
-                self._turns_used = item
-                continue
-            self._last = item
-            yield item
+            match item:
+                case prompt.FittedPrompt():
+                    self._fitted, self._turns_used = item, item.turns_used
+                case Extract():
+                    self._extract = item
+                case int():
+                    self._turns_used = item
+                case _:
+                    self._last = item
+                    yield item
         if self._last.finish_reason is None:
             raise EngineFailed("the answer of the model is incomplete", detail="It has no end.")
 
@@ -287,22 +285,6 @@ async def _after(first: Delta, rest: AsyncIterator[Delta]) -> AsyncIterator[Delt
         yield delta
 
 
-class _EventStream(StreamingResponse):
-    """Server-sent events; model and queue are given back also when the client goes before the first of them."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncGenerator[bytes, None], resources: AsyncExitStack) -> None:
-        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._resources = resources
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self._resources.aclose()
-
-
 async def chat_completions(request: Request) -> Response:
     """Answer in one piece or, with ``stream``, as server-sent events.
 
@@ -328,6 +310,8 @@ async def chat_completions(request: Request) -> Response:
         deltas = answer.deltas(items)
         first = await anext(deltas)
         if body.stream:
-            return _EventStream(answer.events(_after(first, deltas)), stack.pop_all())
+            headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            events = answer.events(_after(first, deltas))
+            return LeasedStream(events, stack.pop_all(), "text/event-stream", **headers)
         text = first.text + "".join([delta.text async for delta in deltas])
     return JSONResponse(answer.completion(await asyncio.to_thread(answer.cited, text)))
