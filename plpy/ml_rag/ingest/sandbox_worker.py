@@ -7,7 +7,6 @@ the content. Knows no model and no network.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import errno
 import importlib
@@ -51,11 +50,7 @@ def send(connection: socket.socket, message: bytes) -> None:
 
 
 def _receive_request(connection: socket.socket) -> tuple[dict[str, Any], int | None] | None:
-    head, ancillary, _, _ = connection.recvmsg(_LENGTH_BYTES, socket.CMSG_LEN(array.array("i").itemsize))
-    descriptors = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    head, descriptors, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 1)
     if not head:
         return None
     rest = receive(connection, _LENGTH_BYTES - len(head))
@@ -110,19 +105,7 @@ class _Worker:
         document = self._parse(request["name"], content, **options)
         how, counter = self._chunking(*request["chunking"]), self._counters[request["model"]]
         segments = self._split(document, how, counter, request["segments"])
-        return {
-            "format": document.format,
-            "metadata": document.metadata,
-            "segments": [
-                {
-                    "text": segment.text,
-                    "tokens": segment.tokens,
-                    "metadata": segment.metadata,
-                    "context": segment.context,
-                }
-                for segment in segments
-            ],
-        }
+        return {"format": document.format, "metadata": document.metadata, "segments": segments}
 
 
 def _allow_cpu_seconds(seconds: float) -> None:
