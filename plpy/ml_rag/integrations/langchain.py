@@ -26,10 +26,8 @@ from pydantic import PrivateAttr, model_validator
 from ml_rag.errors import MlRagError
 from ml_rag.integrations.database import Database, asked, citation_id, keys_of, with_source
 from ml_rag.integrations.names import refuse_unknown
-from ml_rag.integrations.store import Row, Store, number
+from ml_rag.integrations.store import NO_WORDS, Row, Store, number, path
 
-#: stands for the question where there is only its vector: it has no words
-_NO_WORDS = "?"
 #: operators of langchain-postgres, as option filters has them
 _OPERATORS = ("eq", "ne", "lt", "lte", "gt", "gte", "in", "nin", "between", "exists", "like", "ilike")
 #: citations of a call
@@ -57,12 +55,8 @@ def filters(given: Mapping[str, Any]) -> dict[str, Any]:
         elif key.startswith("$"):
             raise ValueError(f"unknown operator {key}; there are $and, $or and $not between conditions")
         else:
-            conditions.append({_path(key): _operators(key, value)})
+            conditions.append({path(key): _operators(key, value)})
     return conditions[0] if len(conditions) == 1 else {"and": conditions}
-
-
-def _path(key: str) -> str:
-    return "/" + key.replace("~", "~0").replace("/", "~1")
 
 
 def _operators(key: str, value: Any) -> Any:
@@ -190,7 +184,7 @@ class MlRagVectorStore(VectorStore):
     ) -> list[Document]:
         """The documents nearest to a vector."""
         refuse_unknown(kwargs, _SEARCH, "similarity_search_by_vector")
-        return [_document(row) for row in self._search(_NO_WORDS, k, filter, options, embedding)]
+        return [_document(row) for row in self._search(NO_WORDS, k, filter, options, embedding)]
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
         if self._distance_metric in ("COSINE", "DOT"):
@@ -213,7 +207,8 @@ class MlRagVectorStore(VectorStore):
             vector = json.loads(self._store.embedded(query))
         else:
             vector = self._embedding.embed_query(query)
-        return self._marginal(query, vector, k, fetch_k, lambda_mult, filter, options)
+        rows = self._search(query, fetch_k, filter, options, vector, "fetch_k")
+        return _marginal(rows, vector, k, lambda_mult)
 
     def max_marginal_relevance_search_by_vector(
         self,
@@ -227,22 +222,8 @@ class MlRagVectorStore(VectorStore):
     ) -> list[Document]:
         """The same by a vector."""
         refuse_unknown(kwargs, _MARGINAL, "max_marginal_relevance_search_by_vector")
-        return self._marginal(_NO_WORDS, embedding, k, fetch_k, lambda_mult, filter, options)
-
-    def _marginal(
-        self,
-        query: str,
-        vector: list[float],
-        k: int,
-        fetch_k: int,
-        lambda_mult: float,
-        filter: Mapping[str, Any] | None,
-        options: Mapping[str, Any] | None,
-    ) -> list[Document]:
-        rows = self._search(query, fetch_k, filter, options, vector, "fetch_k")
-        candidates = [json.loads(row["embedding"]) for row in rows]
-        chosen = maximal_marginal_relevance(np.array(vector), candidates, lambda_mult, k)
-        return [_document(rows[place]) for place in chosen]
+        rows = self._search(NO_WORDS, fetch_k, filter, options, embedding, "fetch_k")
+        return _marginal(rows, embedding, k, lambda_mult)
 
     def create_index(self) -> None:
         """Build the approximate index (hnsw) unless it is there: after the first large load."""
@@ -278,6 +259,12 @@ def _check_count(name: str, count: int, least: int) -> None:
 def _document(row: Mapping[str, Any]) -> Document:
     metadata = with_source(keys_of(row["metadata"]), row["document_name"])
     return Document(id=row["id"], page_content=row["segment"], metadata=metadata)
+
+
+def _marginal(rows: list[dict[str, Any]], vector: list[float], k: int, lambda_mult: float) -> list[Document]:
+    candidates = [json.loads(row["embedding"]) for row in rows]
+    chosen = maximal_marginal_relevance(np.array(vector), candidates, lambda_mult, k)
+    return [_document(rows[place]) for place in chosen]
 
 
 class MlRagRetriever(BaseRetriever):

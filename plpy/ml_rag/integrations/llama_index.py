@@ -7,7 +7,8 @@ Async methods run the others in threads, each on a connection of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -27,7 +28,7 @@ from llama_index.core.vector_stores.utils import build_metadata_filter_fn, metad
 
 from ml_rag.integrations.database import Database, asked, citation_id, keys_of, with_source
 from ml_rag.integrations.names import refuse_unknown
-from ml_rag.integrations.store import Row, Store, number
+from ml_rag.integrations.store import NO_WORDS, Row, Store, number, path
 
 #: how each mode of a query is searched
 _MODES: dict[VectorStoreQueryMode, dict[str, Any]] = {
@@ -57,8 +58,6 @@ _RETRIEVER = ("dsn", "options", "callback_manager", "object_map", "objects", "ve
 _OF_ROW = ("vector_store", "document_name", "document_id")
 #: keys of the metadata that hold a whole node
 _OF_NODES = ("_node_content", "_node_type")
-#: stands for the question where there is only its vector: it has no words
-_NO_WORDS = "?"
 
 
 def filters(given: MetadataFilters) -> dict[str, Any]:
@@ -71,7 +70,7 @@ def filters(given: MetadataFilters) -> dict[str, Any]:
 
 
 def _condition(one: MetadataFilter) -> dict[str, Any]:
-    key = "/" + one.key.replace("~", "~0").replace("/", "~1")
+    key = path(one.key)
     if one.operator in _OPERATORS:
         return {key: {_OPERATORS[one.operator]: one.value}}
     if one.operator == FilterOperator.ALL and isinstance(one.value, list):
@@ -84,6 +83,16 @@ def _condition(one: MetadataFilter) -> dict[str, Any]:
         text = one.value.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
         return {key: {"like" if one.operator == FilterOperator.TEXT_MATCH else "ilike": f"%{text}%"}}
     raise ValueError(f"operator {one.operator.value!r} with {one.value!r} has no counterpart in ml_rag")
+
+
+def _in_thread(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The same method, which does not block the event loop."""
+
+    @functools.wraps(method)
+    async def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        return await asyncio.to_thread(getattr(self, method.__name__), *arguments, **named)
+
+    return call
 
 
 class MlRagVectorStore(BasePydanticVectorStore):
@@ -202,40 +211,15 @@ class MlRagVectorStore(BasePydanticVectorStore):
         if conditions:
             options["filters"] = {"and": conditions}
         vector = query.query_embedding if self.embed_dim is not None else None
-        rows = self._store.search(query.query_str or _NO_WORDS, options, vector) if count else []
+        rows = self._store.search(query.query_str or NO_WORDS, options, vector) if count else []
         return VectorStoreQueryResult(
             nodes=[_node(row) for row in rows],
             similarities=[_similarity(row) for row in rows],
             ids=[r["id"] for r in rows],
         )
 
-    async def async_add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
-        """``add`` in a thread."""
-        return await asyncio.to_thread(self.add, nodes, **kwargs)
-
-    async def adelete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
-        """``delete`` in a thread."""
-        await asyncio.to_thread(self.delete, ref_doc_id, **delete_kwargs)
-
-    async def adelete_nodes(
-        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **delete_kwargs: Any
-    ) -> None:
-        """``delete_nodes`` in a thread."""
-        await asyncio.to_thread(self.delete_nodes, node_ids, filters, **delete_kwargs)
-
-    async def aget_nodes(
-        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
-    ) -> list[BaseNode]:
-        """``get_nodes`` in a thread."""
-        return await asyncio.to_thread(self.get_nodes, node_ids, filters)
-
-    async def aclear(self) -> None:
-        """``clear`` in a thread."""
-        await asyncio.to_thread(self.clear)
-
-    async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        """``query`` in a thread."""
-        return await asyncio.to_thread(self.query, query, **kwargs)
+    async_add, adelete, adelete_nodes = _in_thread(add), _in_thread(delete), _in_thread(delete_nodes)
+    aget_nodes, aclear, aquery = _in_thread(get_nodes), _in_thread(clear), _in_thread(query)
 
     def create_index(self) -> None:
         """Build the approximate index (hnsw) unless it is there: after the first large load."""
@@ -285,8 +269,7 @@ class MlRagRetriever(BaseRetriever):
             for row in self._database.found(self._database.schemas.search, query)
         ]
 
-    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return await asyncio.to_thread(self._retrieve, query_bundle)
+    _aretrieve = _in_thread(_retrieve)
 
     def close(self) -> None:
         """End the connections."""

@@ -23,6 +23,8 @@ from ml_rag.integrations.database import Database, asked
 _COLUMNS = {"segment": "segment", "segment_embedding": "segment_embedding"}
 #: the columns that every statement here names
 _NEEDED = ("document_name", "metadata", "document_id", "segment_number", "segment", "segment_embedding")
+#: stands for the question where there is only its vector: it has no words
+NO_WORDS = "?"
 _PREREQUISITE = psycopg.errors.ObjectNotInPrerequisiteState
 
 
@@ -52,6 +54,11 @@ def number(name: str | None = None) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) >> 2
 
 
+def path(key: str) -> str:
+    """A key of the metadata as option ``filters`` has it."""
+    return "/" + key.replace("~", "~0").replace("/", "~1")
+
+
 class Store:
     """One table."""
 
@@ -71,43 +78,34 @@ class Store:
         quoted = sql.SQL("SELECT pg_catalog.format('%%I.%%I', %(schema)s::text, %(table)s::text) AS name")
         self.name: str = database.rows(quoted, {"schema": parts[0], "table": parts[1]})[0]["name"]
         self._embeds_itself = dimensions is not None
-        if not self._exists():
+        columns = self._columns()
+        if columns is None:
             self._make(dimensions)
-        self._check_columns()
-        self._model = self._marked_model()
-        if self._model is None and dimensions is None:
-            raise MlRagError(
-                f"{self.name} is not a vector store whose embedding model is known",
-                hint="Give an embedding, or see SELECT * FROM ml_rag.discover() for those that there are.",
-            )
-        self._has_id = bool(
-            self._database.rows(
-                sql.SQL(
-                    "SELECT FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = pg_catalog.to_regclass(%(name)s)::oid"
-                    " AND a.attname = 'id' AND NOT a.attisdropped"
-                ),
-                {"name": self.name},
-            )
-        )
-
-    def _exists(self) -> bool:
-        query = sql.SQL("SELECT pg_catalog.to_regclass(%(name)s) IS NOT NULL AS it")
-        return bool(self._database.rows(query, {"name": self.name})[0]["it"])
-
-    def _check_columns(self) -> None:
-        query = sql.SQL(
-            "SELECT n.name FROM pg_catalog.unnest(%(names)s::text[]) AS n (name) WHERE NOT EXISTS ("
-            "SELECT FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = pg_catalog.to_regclass(%(store)s)::oid"
-            " AND a.attname = n.name AND a.attnum > 0 AND NOT a.attisdropped)"
-        )
-        missing = [row["name"] for row in self._database.rows(query, {"names": list(_NEEDED), "store": self.name})]
-        if missing:
+            columns = self._columns() or set()
+        if missing := [name for name in _NEEDED if name not in columns]:
             raise NotWritable(
                 f"table {self.name} does not have the columns of a store that is written to",
                 detail=f"It lacks {', '.join(missing)}.",
                 hint="Search a table of your own, with a vectorizer or adopted, by MlRagRetriever with"
                 f' options={{"vector_store": ["{self.name}"]}}. Or name a table that does not exist yet.',
             )
+        self._model = self._marked_model()
+        if self._model is None and dimensions is None:
+            raise MlRagError(
+                f"{self.name} is not a vector store whose embedding model is known",
+                hint="Give an embedding, or see SELECT * FROM ml_rag.discover() for those that there are.",
+            )
+        self._has_id = "id" in columns
+
+    def _columns(self) -> set[str] | None:
+        """Those of the table; None where there is none."""
+        query = sql.SQL(
+            "SELECT pg_catalog.to_regclass(%(name)s) IS NOT NULL AS is_there, ARRAY(SELECT a.attname::text"
+            " FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = pg_catalog.to_regclass(%(name)s)::oid"
+            " AND a.attnum > 0 AND NOT a.attisdropped) AS columns"
+        )
+        (found,) = self._database.rows(query, {"name": self.name})
+        return set(found["columns"]) if found["is_there"] else None
 
     def _make(self, dimensions: int | None) -> None:
         with self._database.transaction() as connection:
