@@ -21,30 +21,15 @@ _VALUE, _ENDS = -1, 0x100
 _BLOCK_WEIGHTS, _BLOCK_BYTES = 32, 18  # of Q4_0: 32 weights in 4 bits each, and a scale in 16
 # names of e5.c's tensors and of llama.cpp's, those of a layer without its number
 _TENSORS = {
-    "emb.word": "token_embd.weight",
-    "emb.pos": "position_embd.weight",
-    "emb.type": "token_types.weight",
-    "emb.ln.w": "token_embd_norm.weight",
-    "emb.ln.b": "token_embd_norm.bias",
-}
+    "emb.word": "token_embd.weight", "emb.pos": "position_embd.weight", "emb.type": "token_types.weight",
+    "emb.ln.w": "token_embd_norm.weight", "emb.ln.b": "token_embd_norm.bias",
+}  # fmt: skip
 _LAYER_TENSORS = {
-    "q.w": "attn_q.weight",
-    "q.b": "attn_q.bias",
-    "k.w": "attn_k.weight",
-    "k.b": "attn_k.bias",
-    "v.w": "attn_v.weight",
-    "v.b": "attn_v.bias",
-    "ao.w": "attn_output.weight",
-    "ao.b": "attn_output.bias",
-    "aln.w": "attn_output_norm.weight",
-    "aln.b": "attn_output_norm.bias",
-    "fi.w": "ffn_up.weight",
-    "fi.b": "ffn_up.bias",
-    "fo.w": "ffn_down.weight",
-    "fo.b": "ffn_down.bias",
-    "oln.w": "layer_output_norm.weight",
-    "oln.b": "layer_output_norm.bias",
-}
+    "q.w": "attn_q.weight", "q.b": "attn_q.bias", "k.w": "attn_k.weight", "k.b": "attn_k.bias", "v.w": "attn_v.weight",
+    "v.b": "attn_v.bias", "ao.w": "attn_output.weight", "ao.b": "attn_output.bias", "aln.w": "attn_output_norm.weight",
+    "aln.b": "attn_output_norm.bias", "fi.w": "ffn_up.weight", "fi.b": "ffn_up.bias", "fo.w": "ffn_down.weight",
+    "fo.b": "ffn_down.bias", "oln.w": "layer_output_norm.weight", "oln.b": "layer_output_norm.bias",
+}  # fmt: skip
 
 
 class _Reader:

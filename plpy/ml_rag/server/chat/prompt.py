@@ -84,49 +84,14 @@ _CUT_TAG = re.compile(r"</?(?:document|conversation)\b")
 
 #: ISO 639-1 codes with the names a small model understands better than the code
 LANGUAGES: dict[str, str] = {
-    "ar": "Arabic",
-    "bg": "Bulgarian",
-    "bn": "Bengali",
-    "ca": "Catalan",
-    "cs": "Czech",
-    "da": "Danish",
-    "de": "German",
-    "el": "Greek",
-    "en": "English",
-    "es": "Spanish",
-    "et": "Estonian",
-    "fa": "Persian",
-    "fi": "Finnish",
-    "fr": "French",
-    "he": "Hebrew",
-    "hi": "Hindi",
-    "hr": "Croatian",
-    "hu": "Hungarian",
-    "id": "Indonesian",
-    "it": "Italian",
-    "ja": "Japanese",
-    "ko": "Korean",
-    "lt": "Lithuanian",
-    "lv": "Latvian",
-    "ms": "Malay",
-    "nl": "Dutch",
-    "no": "Norwegian",
-    "pl": "Polish",
-    "pt": "Portuguese",
-    "ro": "Romanian",
-    "ru": "Russian",
-    "sk": "Slovak",
-    "sl": "Slovenian",
-    "sr": "Serbian",
-    "sv": "Swedish",
-    "sw": "Swahili",
-    "th": "Thai",
-    "tr": "Turkish",
-    "uk": "Ukrainian",
-    "ur": "Urdu",
-    "vi": "Vietnamese",
-    "zh": "Chinese",
-}
+    "ar": "Arabic", "bg": "Bulgarian", "bn": "Bengali", "ca": "Catalan", "cs": "Czech", "da": "Danish", "de": "German",
+    "el": "Greek", "en": "English", "es": "Spanish", "et": "Estonian", "fa": "Persian", "fi": "Finnish",
+    "fr": "French", "he": "Hebrew", "hi": "Hindi", "hr": "Croatian", "hu": "Hungarian", "id": "Indonesian",
+    "it": "Italian", "ja": "Japanese", "ko": "Korean", "lt": "Lithuanian", "lv": "Latvian", "ms": "Malay",
+    "nl": "Dutch", "no": "Norwegian", "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian",
+    "sk": "Slovak", "sl": "Slovenian", "sr": "Serbian", "sv": "Swedish", "sw": "Swahili", "th": "Thai",
+    "tr": "Turkish", "uk": "Ukrainian", "ur": "Urdu", "vi": "Vietnamese", "zh": "Chinese",
+}  # fmt: skip
 _LANGUAGE_NAME = re.compile(r"[^\W\d_][\w()' -]{1,39}")
 
 # A tag of a fence, also when spaces or characters that print as nothing stand between its letters.
@@ -169,8 +134,7 @@ class FittedPrompt:
 def language_name(language: str) -> str:
     """The name of a language given by ISO 639-1 code (region ignored: ``pt-BR``) or by name.
 
-    Raises:
-        InvalidRequest: what was given can be neither.
+    Raises ``InvalidRequest``: what was given can be neither.
     """
     stripped = language.strip()
     code = re.split(r"[-_]", stripped.lower(), maxsplit=1)[0]
@@ -311,8 +275,7 @@ def build(
     documents, each statement is to be followed by the number of its document, counted from 1, the best one, in either
     ``order``.
 
-    Raises:
-        InvalidRequest: the language is none.
+    Raises ``InvalidRequest``: the language is none.
     """
     given = len(documents) > 0
     if length is None:
@@ -358,8 +321,7 @@ def fit(
     for having a document more. One count when all of them fit; otherwise the border is looked for where the lengths
     of the documents say it is, so that about log2(len(documents)) counts of about ``budget`` tokens find it.
 
-    Raises:
-        InvalidRequest: not even the question fits; the detail names tokens and budget.
+    Raises ``InvalidRequest``: not even the question fits; the detail names tokens and budget.
     """
     lengths = [0]
     for document in documents:
