@@ -46,11 +46,14 @@ BEGIN
     EXECUTE concat_ws(' ', 'DROP', replace(replace(_object.type, '-', ' '), 'composite ', ''), 'IF EXISTS',
       _object.identity, 'CASCADE');
   END LOOP;
+  REVOKE CREATE ON SCHEMA public FROM PUBLIC;
   FOR _object IN
-    SELECT DISTINCT a.grantee FROM pg_namespace AS n, aclexplode(n.nspacl) AS a
+    SELECT DISTINCT 'SCHEMA public' AS name, a.grantee FROM pg_namespace AS n, aclexplode(n.nspacl) AS a
     WHERE n.nspname = 'public' AND a.grantee NOT IN (0, 'pg_database_owner'::regrole)
+    UNION SELECT format('DATABASE %I', d.datname), a.grantee FROM pg_database AS d, aclexplode(d.datacl) AS a
+    WHERE d.datname = current_database() AND a.grantee NOT IN (0, d.datdba)
   LOOP
-    EXECUTE format('REVOKE ALL ON SCHEMA public FROM %s', _object.grantee::regrole);
+    EXECUTE format('REVOKE ALL ON %s FROM %s', _object.name, _object.grantee::regrole);
   END LOOP;
   PERFORM setval(s.seqrelid, s.seqstart, false) FROM pg_sequence AS s JOIN pg_class AS c ON c.oid = s.seqrelid
   WHERE c.relnamespace::regnamespace::text ~ '^ml_rag';
@@ -78,7 +81,8 @@ SELECT 'pg_namespace', count(*), string_agg(concat_ws(' ', nspname, nspowner, ns
 FROM pg_namespace WHERE nspname !~ '^pg_(toast_)?temp_'
 """
 _DATABASE = """
-SELECT 'database', s.n, d.xmin::text FROM pg_database AS d, LATERAL (
+SELECT 'database', s.n, concat_ws(' ', d.datdba, d.datallowconn, d.datconnlimit, d.datistemplate,
+  coalesce(d.datacl, acldefault('d', d.datdba))) FROM pg_database AS d, LATERAL (
   SELECT (SELECT count(*) FROM pg_db_role_setting WHERE setdatabase = d.oid)
     + (SELECT count(*) FROM pg_prepared_xacts WHERE database = d.datname)
     + (SELECT count(*) FROM pg_replication_slots WHERE database = d.datname)) AS s (n)
