@@ -200,7 +200,7 @@ def test_harmless(model: SqlModel, victim: Connection) -> None:
 
 
 def test_what_takes_too_long_is_stopped(model: SqlModel, victim: Connection) -> None:
-    victim.execute("SET statement_timeout = 500")
+    victim.execute("SET statement_timeout = 200")
     for sql in STOPPED["57014"]:
         model.writes(sql)
         with pytest.raises(psycopg.errors.QueryCanceled):

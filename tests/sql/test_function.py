@@ -420,11 +420,11 @@ def test_one_that_sleeps_can_be_cancelled(db: Database, owner: Connection, asker
 
 
 def test_memory_is_bounded(db: Database, owner: Connection, asker: Connection) -> None:
-    """Of 300 segments of 1 MB a function gets four at once."""
+    """Of 60 segments of 1 MB a function gets four at once."""
     create_store(owner, "docs", type="vector(16)")
     owner.execute("ALTER TABLE docs ALTER segment SET STORAGE EXTERNAL")
     owner.execute(
-        "INSERT INTO docs SELECT 'd' || i, '{}', i, 1, repeat('x', 1048576), %s FROM generate_series(1, 300) AS i",
+        "INSERT INTO docs SELECT 'd' || i, '{}', i, 1, repeat('x', 1048576), %s FROM generate_series(1, 60) AS i",
         (as_text(fake_embedding("x")),),
     )
     owner.execute("CREATE TABLE batches (n integer, anonymous_kb integer); GRANT ALL ON batches TO PUBLIC")
@@ -438,7 +438,7 @@ return [1.0] * len(segments)
     define(owner, SIGNATURES["texts"], body, "plpython3u")
     assert len(search(asker, "q", {"arms": [arm("public.f")], "n_citations": 1})) == 1
     batches = asker.execute("SELECT n, anonymous_kb FROM batches").fetchall()
-    assert [n for n, _ in batches] == [4] * 75
+    assert [n for n, _ in batches] == [4] * 15
     # shared buffers, which count for the resident size once they are touched, are not among it
     assert max(kb for _, kb in batches) - min(kb for _, kb in batches) < 20_000
 

@@ -66,7 +66,7 @@ def test_tokens(module_owner: Connection, configuration: str, text: str, expecte
 
 
 @pytest.mark.parametrize("separator", [" ", ", ", ",", "\n"])
-@pytest.mark.parametrize("n", [254, 255, 256, 300, 5000])
+@pytest.mark.parametrize("n", [254, 255, 256, 300, 1000])
 def test_a_word_said_often_is_counted_beyond_what_a_tsvector_holds(
     module_owner: Connection, n: int, separator: str
 ) -> None:
@@ -104,9 +104,9 @@ def test_a_long_text_takes_time_in_step_with_its_length(module_owner: Connection
         ).fetchone()
         return time.monotonic() - began
 
-    seconds(600_000)
+    seconds(300_000)
     # in step with the square it would be sixteen times as long
-    assert seconds(4_800_000) < 10 * min(seconds(1_200_000), seconds(1_200_000))
+    assert seconds(2_400_000) < 10 * min(seconds(600_000), seconds(600_000))
 
 
 def words(connection: Connection, text: str, as_json: bool = False) -> tuple[dict[str, int] | None, Any, int]:

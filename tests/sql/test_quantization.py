@@ -87,6 +87,10 @@ def explained(connection: Connection, vector: list[float], **options: Any) -> di
     return store["semantic"]  # type: ignore[no-any-return]
 
 
+#: what a search without an index finds, by metric
+NEAREST: dict[str, list[list[tuple[str, float]]]] = {}
+
+
 @pytest.mark.parametrize("metric", ["COSINE", "DOT", "EUCLIDEAN", "MANHATTAN"])
 @pytest.mark.parametrize("kind", KINDS, ids=json.dumps)
 def test_recall_and_true_distances(unindexed: Connection, kind: dict[str, Any], metric: str) -> None:
@@ -99,12 +103,14 @@ def test_recall_and_true_distances(unindexed: Connection, kind: dict[str, Any], 
         with error("22023", "distance_metric"):
             unindexed.execute("SELECT ml_rag.index_store('filled', %s, %s)", (metric, json.dumps(kind)))
         return
-    questions = vectors(30, seed=8)
-    exact = [nearest(unindexed, v, distance_metric=metric) for v in questions]
+    questions = vectors(20, seed=8)
+    if metric not in NEAREST:
+        NEAREST[metric] = [nearest(unindexed, v, distance_metric=metric) for v in questions]
+    exact = NEAREST[metric]
     unindexed.execute("SELECT ml_rag.index_store('filled', %s, %s)", (metric, json.dumps(kind)))
     found = [nearest(unindexed, v, distance_metric=metric) for v in questions]
     hits = sum(len(set(f) & set(e)) for f, e in zip(found, exact, strict=True))
-    assert hits / 300 >= (0.9 if "m" in kind else 0.95)
+    assert hits / 200 >= (0.9 if "m" in kind else 0.95)
     assert [nearest(unindexed, v, distance_metric=metric, index_options={"exact": True}) for v in questions] == exact
     facts = explained(unindexed, questions[0], distance_metric=metric)
     assert facts["plan"] == kind["type"]

@@ -147,7 +147,7 @@ def test_a_key_of_several_columns_and_awkward_names(owner: Connection, models: M
 
 def test_poison_rows_hold_nobody_up(notes: Connection, models: ModelsServer) -> None:
     notes.execute(
-        "INSERT INTO notes SELECT i, 't', CASE i WHEN 10 THEN ' ' WHEN 11 THEN repeat('x', 10000000) WHEN 12 THEN"
+        "INSERT INTO notes SELECT i, 't', CASE i WHEN 10 THEN ' ' WHEN 11 THEN repeat('x', 1000001) WHEN 12 THEN"
         " E'!nan\n\nx' WHEN 13 THEN '!fail' ELSE 'text ' || i END FROM generate_series(10, 40) AS i"
     )
     result = run(notes, "notes")

@@ -281,7 +281,7 @@ def test_a_partitioned_table(owner: Connection, models: ModelsServer) -> None:
 
 def test_poison_rows_hold_nobody_up(items: Connection, models: ModelsServer) -> None:
     items.execute(
-        "INSERT INTO items SELECT i, CASE i WHEN 10 THEN NULL WHEN 11 THEN ' ' WHEN 12 THEN repeat('x', 10000000)"
+        "INSERT INTO items SELECT i, CASE i WHEN 10 THEN NULL WHEN 11 THEN ' ' WHEN 12 THEN repeat('x', 1000001)"
         " WHEN 13 THEN '!nan' WHEN 40 THEN '!nan' ELSE 'name ' || i END FROM generate_series(10, 60) AS i"
     )
     told: list[tuple[str | None, str | None]] = []

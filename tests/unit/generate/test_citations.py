@@ -149,10 +149,10 @@ LONG = ["[", "[1", "[1,", "[7]", "[1, 7]", "`", "``", "```", "[7 ", "a[", "[ ", 
 
 @pytest.mark.parametrize("piece", LONG)
 def test_no_text_takes_long(piece: str) -> None:
-    text = piece * (300_000 // len(piece))
+    text = piece * (100_000 // len(piece))
     began = time.process_time()
     whole = verify(text, 3)
-    assert time.process_time() - began < 8
+    assert time.process_time() - began < 3
     began = time.process_time()
     assert "".join(in_pieces(text, 3, [40])) == whole
-    assert time.process_time() - began < 12
+    assert time.process_time() - began < 4
