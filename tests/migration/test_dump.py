@@ -96,7 +96,8 @@ def assert_lives_on(owner: Connection) -> None:
     assert again[0] > row[0]
 
 
-@pytest.mark.parametrize("how", FORMATS)
+# custom dumps are restored below
+@pytest.mark.parametrize("how", ["plain", "directory"])
 def test_a_restored_database_gives_the_same_answers(source: Source, target: Database, how: str, tmp_path: Path) -> None:
     dump(source.database, how, tmp_path / "dump")
     restore(target, how, tmp_path / "dump", *(["-j2"] if how == "directory" else []))
@@ -114,6 +115,7 @@ def test_a_dump_is_restored_over_what_is_there(source: Source, target: Database,
     owner.execute("DROP TABLE parted")
     restore(target, "custom", tmp_path / "dump", "--clean", "--if-exists", "--single-transaction")
     assert_same(source, owner)
+    assert_lives_on(owner)
 
 
 def test_schema_and_data_apart(source: Source, target: Database, tmp_path: Path) -> None:
