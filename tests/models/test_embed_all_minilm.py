@@ -18,7 +18,7 @@ import pytest
 
 from ml_rag.errors import ModelUnavailable
 from ml_rag.server.catalogue import ModelEntry, load_catalogue, models_dir
-from ml_rag.server.engines import onnx_embedder
+from ml_rag.server.engines import load_engine, onnx_embedder
 from ml_rag.server.engines import sentence_transformers as engine_module
 from ml_rag.server.engines.onnx_embedder import OnnxEmbedder, batches_by_length
 from ml_rag.server.pins import check_pins
@@ -228,7 +228,7 @@ def test_damaged_weights_are_refused(entry: ModelEntry, folder: Path, tmp_path: 
 def test_a_catalogue_that_is_wrong_about_dimensions(entry: ModelEntry, folder: Path, engine: OnnxEmbedder) -> None:
     wrong = entry.model_copy(update={"dimensions": 768})
     with pytest.raises(ModelUnavailable) as caught:
-        engine_module.load(wrong, folder)
+        load_engine(wrong, folder)
     assert "384" in str(caught.value.detail)
 
 

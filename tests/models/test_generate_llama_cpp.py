@@ -15,7 +15,7 @@ from ml_rag.abc import Sampling
 from ml_rag.errors import InvalidRequest, ModelUnavailable
 from ml_rag.server.catalogue import load_catalogue, models_dir
 from ml_rag.server.chat import prompt
-from support.real_model import DOCUMENTS, MODEL, SCHEMAS, engine, model_path, never, question, text_of
+from support.real_model import DOCUMENTS, MODEL, SCHEMAS, engine, engine_of, model_path, never, question, text_of
 
 __all__ = ["engine", "model_path"]
 
@@ -73,14 +73,14 @@ def test_the_prefix_is_evaluated_once(engine):
     template = engine._template
     text_of(engine, question("What listens on a socket?"), Sampling(max_tokens=1))
     again = question("What listens on a socket?", DOCUMENTS)
-    before = engine.evaluated_tokens
+    before = engine._native.evaluated_total
     text_of(engine, again, Sampling(max_tokens=1))
-    assert engine.evaluated_tokens - before == 2  # the last two, for their logits
+    assert engine._native.evaluated_total - before == 2  # the last two, for their logits
     other = question("Another question", DOCUMENTS[1:])
     system_only = len(template.encode(question("x")[:1])) - 3  # without the assistant's turn opened after it
-    before = engine.evaluated_tokens
+    before = engine._native.evaluated_total
     text_of(engine, other, Sampling(max_tokens=1))
-    assert engine.evaluated_tokens - before <= len(template.encode(other)) - system_only
+    assert engine._native.evaluated_total - before <= len(template.encode(other)) - system_only
 
 
 def test_the_answer_does_not_depend_on_what_the_cache_holds(engine):
@@ -146,10 +146,8 @@ def test_sampling_options_do_what_they_say(engine):
 
 
 def test_the_repeat_penalty_of_the_catalogue_is_for_requests_that_do_not_say(engine, model_path):
-    from ml_rag.server.engines.llama_cpp import LlamaCppEngine
-
     messages = [{"role": "user", "content": "Tell me a story about a whale."}]
-    other = LlamaCppEngine(model_path, context_tokens=4096, repeat_penalty=1.8)
+    other = engine_of(model_path, context_tokens=4096, repeat_penalty=1.8)
     try:
         assert text_of(other, messages) == text_of(engine, messages, Sampling(max_tokens=64, repeat_penalty=1.8))
         explicit = Sampling(max_tokens=64, repeat_penalty=1.0)
@@ -161,12 +159,10 @@ def test_the_repeat_penalty_of_the_catalogue_is_for_requests_that_do_not_say(eng
 
 
 def test_an_answer_that_goes_round_in_circles_ends(engine, model_path):
-    from ml_rag.server.engines.llama_cpp import LlamaCppEngine
-
     sentence = "The quick brown fox jumps over the lazy dog."
     history = [{"role": "user", "content": "Go on."}, {"role": "assistant", "content": f"{sentence} " * 12}]
     messages = [*history, {"role": "user", "content": "Say the same again, many times."}]
-    unguarded = LlamaCppEngine(model_path, context_tokens=4096, loop_guard=False)
+    unguarded = engine_of(model_path, context_tokens=4096, loop_guard=False)
     try:
         whole = text_of(unguarded, messages, Sampling(max_tokens=96))
     finally:
@@ -190,9 +186,7 @@ def test_a_prompt_that_does_not_fit_names_tokens_and_limit(engine):
 
 
 def test_the_whole_context_can_be_used(model_path):
-    from ml_rag.server.engines.llama_cpp import LlamaCppEngine
-
-    small = LlamaCppEngine(model_path, context_tokens=128)
+    small = engine_of(model_path, context_tokens=128)
     try:
         messages = [{"role": "user", "content": "Count from one to one thousand, all numbers in words."}]
         left = small.max_tokens - small.count_tokens(messages)
@@ -232,10 +226,8 @@ def test_cancelling_stops_generation_within_a_token(engine):
 
 
 def test_nothing_is_printed(model_path, capfd, caplog):
-    from ml_rag.server.engines.llama_cpp import LlamaCppEngine
-
     caplog.set_level(logging.INFO)
-    made = LlamaCppEngine(model_path)
+    made = engine_of(model_path)
     text_of(made, question("x"), Sampling(max_tokens=2, json_schema={"type": "string"}))
     made.close()
     assert capfd.readouterr() == ("", "")
@@ -243,13 +235,11 @@ def test_nothing_is_printed(model_path, capfd, caplog):
 
 
 def test_a_file_that_is_no_model(tmp_path, capfd):
-    from ml_rag.server.engines.llama_cpp import LlamaCppEngine
-
     with pytest.raises(ModelUnavailable, match="missing"):
-        LlamaCppEngine(tmp_path / "none.gguf")
+        engine_of(tmp_path / "none.gguf")
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\x00" * 100)
     with pytest.raises(ModelUnavailable, match="cannot be loaded"):
-        LlamaCppEngine(tmp_path / "bad.gguf")
+        engine_of(tmp_path / "bad.gguf")
     assert capfd.readouterr() == ("", "")
 
 

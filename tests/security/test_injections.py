@@ -21,6 +21,7 @@ from ml_rag.testing import running_server
 from support.canary import Canaries, canaries
 from support.cluster import Cluster, Connection, Database
 from support.hostile_server import HostileServer, completion, embeddings, hostile, reply
+from support.real_model import engine_of
 from support.stores import answer, create_store, fake_embedding, search
 
 __all__ = ["canaries"]
@@ -70,14 +71,12 @@ def test_a_document_stays_in_its_fence(one: dict[str, str]) -> None:
 
 @pytest.mark.models
 def test_no_injection_speaks_the_default_models_control_tokens() -> None:
-    from ml_rag.server.engines.llama_cpp import LlamaCppEngine
-
     catalogue = load_catalogue()
     entry, folder = catalogue.get("smollm2-135m-instruct"), models_dir(catalogue)
     assert entry is not None
     if reason := entry.missing(folder):
         pytest.skip(f"{reason}; get it with: {entry.pull_command}")
-    engine = LlamaCppEngine(entry.location(folder), context_tokens=2048)
+    engine = engine_of(entry.location(folder), context_tokens=2048)
     try:
         template, native = engine._template, engine._native
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ml_rag.abc import Sampling
-from ml_rag.server.catalogue import load_catalogue, models_dir
+from ml_rag.server.catalogue import UNPINNED, ModelEntry, load_catalogue, models_dir
 from ml_rag.server.chat import prompt
 
 MODEL = "smollm2-135m-instruct"
@@ -56,11 +57,17 @@ def model_path() -> Path:
     return entry.location(folder)
 
 
-@pytest.fixture(scope="module")
-def engine(model_path):
+def engine_of(path: Path, **settings: Any) -> Any:
+    """The engine of a GGUF file, with these settings of the catalogue."""
     from ml_rag.server.engines.llama_cpp import LlamaCppEngine
 
-    made = LlamaCppEngine(model_path, context_tokens=4096)
+    files = {path.name: UNPINNED}
+    return LlamaCppEngine(ModelEntry(id="m", task="generate", engine="llama-cpp", files=files, **settings), path)
+
+
+@pytest.fixture(scope="module")
+def engine(model_path):
+    made = engine_of(model_path, context_tokens=4096)
     yield made
     made.close()
 

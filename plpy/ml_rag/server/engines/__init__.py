@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ml_rag.errors import ModelUnavailable
 from ml_rag.server.kinds import ENGINES
@@ -40,8 +40,18 @@ def load_engine(entry: ModelEntry, models_dir: Path) -> Engine:
             )
         from ml_rag.server.engines.process import EngineProcess
 
-        return EngineProcess(entry, models_dir, module)
-    return cast("Engine", importlib.import_module(module).load(entry, models_dir))
+        engine: Engine = EngineProcess(entry, models_dir, module)
+    else:
+        engine = importlib.import_module(module).load(entry, models_dir)
+    found = getattr(engine, "dimensions", None)
+    if entry.task == "embed" and entry.dimensions not in (None, found):
+        engine.close()
+        raise ModelUnavailable(
+            f"model {entry.id} is not the one the catalogue describes",
+            detail=f"it has {found} dimensions, the catalogue says {entry.dimensions}",
+            hint="Correct dimensions in the catalogue, or get the right files.",
+        )
+    return engine
 
 
 def _is_installed(package: str) -> bool:

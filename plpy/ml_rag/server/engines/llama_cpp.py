@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from ml_rag.abc import Engine
     from ml_rag.server.catalogue import ModelEntry
 
+#: of prompt and answer together, or what the model was trained for where that is less
 DEFAULT_CONTEXT_TOKENS = 4096
+#: of a prompt, evaluated in one go
+BATCH_TOKENS = 512
 # Two words found again are followed by what followed them before; measured best on answers that quote documents.
 _LOOKUP_WORDS, _LOOKUP_DRAFT = 2, 8
 
@@ -36,74 +39,29 @@ def load(entry: ModelEntry, models_dir: Path) -> Engine:
         from ml_rag.server.engines.llama_encoder import LlamaEmbedder, LlamaReranker
 
         return (LlamaEmbedder if entry.task == "embed" else LlamaReranker)(entry, entry.location(models_dir))
-    return LlamaCppEngine(
-        entry.location(models_dir),
-        context_tokens=entry.context_tokens,
-        threads=entry.threads,
-        gpu_layers=entry.gpu_layers,
-        chat_format=entry.chat_format,
-        repeat_penalty=entry.repeat_penalty,
-        loop_guard=entry.loop_guard,
-        brief=entry.brief,
-    )
+    return LlamaCppEngine(entry, entry.location(models_dir))
 
 
 class LlamaCppEngine:
-    """A GGUF model with one context.
+    """A GGUF model with one context. Raises ``ModelUnavailable`` where the file cannot be loaded."""
 
-    Args:
-        path: the GGUF file.
-        context_tokens: prompt and answer together; default: what the model was trained for, at most 4096.
-        threads: default: the cores this process may use.
-        batch_tokens: prompt tokens evaluated in one go.
-        gpu_layers: layers put on a GPU, where llama.cpp was built for one; -1: all.
-        chat_format: a name in ``llama_template.FORMATS``, in place of the template that the file brings.
-        speculative_decoding: for requests that do not say.
-        repeat_penalty: for requests that do not say and want no JSON; None: none.
-        brief: see :class:`ml_rag.abc.GenerateEngine`.
-        loop_guard: whether an answer that repeats itself ends there (see :mod:`loop_guard`); JSON never does.
-
-    Raises:
-        ModelUnavailable: the file cannot be loaded.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        *,
-        context_tokens: int | None = None,
-        threads: int | None = None,
-        batch_tokens: int = 512,
-        gpu_layers: int = 0,
-        chat_format: str | None = None,
-        speculative_decoding: bool = False,
-        repeat_penalty: float | None = None,
-        loop_guard: bool = True,
-        brief: bool = False,
-    ) -> None:
-        self.brief = brief
+    def __init__(self, entry: ModelEntry, path: Path) -> None:
+        self._entry, self.brief = entry, entry.brief
         self._native = NativeModel(
             path,
-            context_tokens=context_tokens,
+            context_tokens=entry.context_tokens,
             default_context_tokens=DEFAULT_CONTEXT_TOKENS,
-            batch_tokens=batch_tokens,
-            threads=threads,
-            gpu_layers=gpu_layers,
+            batch_tokens=BATCH_TOKENS,
+            threads=entry.threads,
+            gpu_layers=entry.gpu_layers,
         )
         try:
-            self._template = ChatTemplate(self._native, chat_format)
+            self._template = ChatTemplate(self._native, entry.chat_format)
         except BaseException:
             self._native.close()
             raise
-        self._speculative = speculative_decoding
-        self._repeat_penalty, self._loop_guard = repeat_penalty, loop_guard
         self._lookup = LlamaPromptLookupDecoding(max_ngram_size=_LOOKUP_WORDS, num_pred_tokens=_LOOKUP_DRAFT)
         self.max_tokens = self._native.context_tokens
-
-    @property
-    def evaluated_tokens(self) -> int:
-        """Tokens evaluated since loading; what the prefix cache saved is not in it."""
-        return self._native.evaluated_total
 
     def close(self) -> None:
         """Free model and context."""
@@ -119,9 +77,8 @@ class LlamaCppEngine:
         It ends at the model's end of turn, at a stop sequence, before it repeats itself, or after ``max_tokens``
         (``length``: JSON of a schema is then cut, too). Once ``cancelled()`` is true it ends without a last piece.
 
-        Raises:
-            InvalidRequest: prompt and ``max_tokens`` exceed the context; bad ``json_schema``.
-            EngineFailed: llama.cpp failed.
+        Raises ``InvalidRequest`` (prompt and ``max_tokens`` exceed the context; bad ``json_schema``);
+        ``EngineFailed`` (llama.cpp failed).
         """
         native = self._native
         prompt = self._template.encode(messages)
@@ -133,8 +90,8 @@ class LlamaCppEngine:
                 hint="Ask a shorter question, lower max_tokens, or take a model with a larger context.",
             )
         if sampling.repeat_penalty is None and sampling.json_schema is None:
-            sampling = replace(sampling, repeat_penalty=self._repeat_penalty)
-        guarded = self._loop_guard and sampling.json_schema is None
+            sampling = replace(sampling, repeat_penalty=self._entry.repeat_penalty)
+        guarded = self._entry.loop_guard and sampling.json_schema is None
         text, generated, tail = AnswerText(sampling.stop, loop_guard=guarded), 0, ""
         finish: Literal["stop", "length"] = "stop"
         with native.sampler(sampling) as sampler:
@@ -161,8 +118,7 @@ class LlamaCppEngine:
     def _evaluate_prompt(self, prompt: Sequence[int], cancelled: Cancelled) -> None:
         """Evaluate what the cache does not hold of the prompt.
 
-        Raises:
-            Aborted: ``cancelled()`` became true; what was evaluated by then stays in the cache.
+        Raises ``Aborted``: ``cancelled()`` became true; what was evaluated by then stays in the cache.
         """
         native = self._native
         with watching(cancelled, native):
@@ -179,8 +135,7 @@ class LlamaCppEngine:
         for as long as it agrees with the guess, so that the result is what it would have been without.
         """
         native = self._native
-        speculative = self._speculative if sampling.speculative_decoding is None else sampling.speculative_decoding
-        speculative = speculative and native.can_rewind
+        speculative = sampling.speculative_decoding and native.can_rewind
         token = sampler.sample(-1)
         while True:
             yield token

@@ -88,21 +88,14 @@ def batches(counts: Sequence[int]) -> list[list[int]]:
 
 
 class LlamaEmbedder(_Encoder):
-    """An ``EmbedEngine``. Raises ``ModelUnavailable`` where the model is not the one that the catalogue describes."""
+    """An ``EmbedEngine``."""
 
     def __init__(self, entry: ModelEntry, path: Path) -> None:
         super().__init__(entry, path, entry.pooling)
         self.dimensions = self._native.width
-        if entry.dimensions not in (None, self.dimensions):
-            self.close()
-            raise ModelUnavailable(
-                f"model {entry.id} is not the one the catalogue describes",
-                detail=f"it has {self.dimensions} dimensions, the catalogue says {entry.dimensions}",
-                hint="Correct dimensions in the catalogue, or get the right files.",
-            )
         around = self._native.tokenize("", special=False, whole=True)
         # where only a text's beginning is marked, nothing is kept of its end
-        self._end = around[-1:] if around and around[-1] != self._native.begin_token() else []
+        self._end = around[-1:] if around and around[-1] != self._native.begin_token else []
         #: tokens of each text of the last ``embed``
         self.last_token_counts: list[int] = []
 
@@ -122,7 +115,7 @@ class LlamaEmbedder(_Encoder):
         found = self._native.tokenize(self._cut(text), special=False, whole=True)
         if len(found) > self.max_tokens:
             found[self.max_tokens - len(self._end) :] = self._end
-        return found or [max(self._native.end_token(), 0)]
+        return found or [max(self._native.end_token, 0)]
 
     def tokenizer(self) -> Any:
         return tokenizer_of(self._native)
@@ -141,11 +134,11 @@ class LlamaReranker(_Encoder):
             self.close()
             raise ModelUnavailable(f"model {entry.id} cannot rerank", detail=f"it has {outputs} outputs instead of one")
         native = self._native
-        end = native.end_token() if native.end_token() >= 0 else native.separator_token()
-        self._begin = [native.begin_token()] if native.wants_begin_token() else []
-        self._end = [end] if native.wants_end_token() else [native.separator_token()]
+        end = native.end_token if native.end_token >= 0 else native.separator_token
+        self._begin = [native.begin_token] if native.wants_begin_token else []
+        self._end = [end] if native.wants_end_token else [native.separator_token]
         # as the tokenizers of these models put two texts together: one mark between them with BERT, two with RoBERTa
-        self._between = [*self._end, native.separator_token()] if native.wants_end_token() else self._end
+        self._between = [*self._end, native.separator_token] if native.wants_end_token else self._end
 
     def rerank(self, query: str, texts: Sequence[str], cancelled: Cancelled) -> NDArray[np.float32]:
         asked = self._native.tokenize(self._cut(query), special=False)

@@ -52,9 +52,8 @@ def _too_large(detail: str) -> InvalidRequest:
 def json_grammar(schema: dict[str, Any]) -> str:
     """A grammar (GBNF, root rule ``root``) for JSON texts of that schema.
 
-    Raises:
-        InvalidRequest: the schema uses what cannot be expressed, or too much of it; remote references are never
-            fetched.
+    Raises ``InvalidRequest``: the schema uses what cannot be expressed, or too much of it; remote references are
+    never fetched.
     """
     converter: Any = _Converter(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)  # type: ignore[no-untyped-call]
     try:

@@ -45,11 +45,6 @@ def _on_log(level: int, text: bytes, _user_data: Any) -> None:
 _log_callback = llama_cpp.llama_log_callback(_on_log)
 
 
-def _quiet() -> None:
-    """Send llama.cpp's own messages to the logger ``ml_rag.llama_cpp`` instead of stderr."""
-    llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(0))
-
-
 # llama.cpp asks the abort callback some thousand times a token; a Python function there would cost more than the
 # model. strlen of a one-character buffer does the same in C: "" is 0 (go on), "\x01" is 1 (stop).
 _strlen_address = ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p).value or 0
@@ -70,8 +65,7 @@ class Aborted(Exception):
 class NativeModel:
     """A GGUF model and its context.
 
-    Raises:
-        ModelUnavailable: the file is missing, no GGUF, of an unknown architecture, or too big for the memory.
+    Raises ``ModelUnavailable``: the file is missing, no GGUF, of an unknown architecture, or too big for the memory.
     """
 
     def __init__(
@@ -92,7 +86,7 @@ class NativeModel:
         self._batch: Any = None
         if not path.is_file():
             raise ModelUnavailable("the model file is missing", detail=f"{path.name} is not there.")
-        _quiet()
+        llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(0))  # instead of stderr
         llama_cpp.llama_backend_init()
         _last_errors.clear()
         parameters = llama_cpp.llama_model_default_params()
@@ -100,7 +94,19 @@ class NativeModel:
         self._model = llama_cpp.llama_model_load_from_file(os.fsencode(path), parameters)
         if not self._model:
             raise ModelUnavailable("the model file cannot be loaded", detail=" ".join(_last_errors) or path.name)
-        self._vocabulary = llama_cpp.llama_model_get_vocab(self._model)
+        vocabulary = self._vocabulary = llama_cpp.llama_model_get_vocab(self._model)
+        self.vocabulary_size = int(llama_cpp.llama_vocab_n_tokens(vocabulary))
+        #: one of llama.cpp's numbers, ``LLAMA_VOCAB_TYPE_…``
+        self.vocabulary_kind = int(llama_cpp.llama_vocab_type(vocabulary))
+        #: what a text begins and ends with, and what stands between two; -1 where there is nothing
+        self.begin_token = int(llama_cpp.llama_vocab_bos(vocabulary))
+        self.end_token = int(llama_cpp.llama_vocab_eos(vocabulary))
+        self.separator_token = int(llama_cpp.llama_vocab_sep(vocabulary))
+        self.wants_begin_token = bool(llama_cpp.llama_vocab_get_add_bos(vocabulary))
+        self.wants_end_token = bool(llama_cpp.llama_vocab_get_add_eos(vocabulary))
+        #: dimensions of what the model makes of a text, and outputs of its classifier, 0 where it has none
+        self.width = int(llama_cpp.llama_model_n_embd(self._model))
+        self.outputs = int(llama_cpp.llama_model_n_cls_out(self._model))
         self.trained_context = int(llama_cpp.llama_model_n_ctx_train(self._model))
         self.context_tokens = context_tokens or min(self.trained_context, default_context_tokens)
         self.batch_tokens = min(batch_tokens, self.context_tokens)
@@ -151,25 +157,11 @@ class NativeModel:
 
     # Vocabulary
 
-    @property
-    def vocabulary_size(self) -> int:
-        return int(llama_cpp.llama_vocab_n_tokens(self._vocabulary))
-
     def token_text(self, token: int) -> str:
         """The token as the vocabulary writes it, e.g. ``<|im_end|>``; "" for a token it does not have."""
         if token < 0:
             return ""
         return bytes(llama_cpp.llama_vocab_get_text(self._vocabulary, token)).decode("utf-8", "replace")
-
-    def begin_token(self) -> int:
-        """The beginning-of-sequence token, -1 where there is none."""
-        return int(llama_cpp.llama_vocab_bos(self._vocabulary))
-
-    def end_token(self) -> int:
-        return int(llama_cpp.llama_vocab_eos(self._vocabulary))
-
-    def wants_begin_token(self) -> bool:
-        return bool(llama_cpp.llama_vocab_get_add_bos(self._vocabulary))
 
     def ends_generation(self, token: int) -> bool:
         """Whether the token ends a text or a turn."""
@@ -207,27 +199,6 @@ class NativeModel:
             self._piece = ctypes.create_string_buffer(-length)
             length = llama_cpp.llama_token_to_piece(self._vocabulary, token, self._piece, -length, 0, False)
         return self._piece.raw[:length]
-
-    @property
-    def width(self) -> int:
-        """Dimensions of what the model makes of a text."""
-        return int(llama_cpp.llama_model_n_embd(self._model))
-
-    @property
-    def outputs(self) -> int:
-        """Outputs of the model's classifier; 0 where it has none."""
-        return int(llama_cpp.llama_model_n_cls_out(self._model))
-
-    def separator_token(self) -> int:
-        """What stands between two texts, -1 where there is nothing."""
-        return int(llama_cpp.llama_vocab_sep(self._vocabulary))
-
-    def wants_end_token(self) -> bool:
-        return bool(llama_cpp.llama_vocab_get_add_eos(self._vocabulary))
-
-    def vocabulary_kind(self) -> int:
-        """One of llama.cpp's numbers, ``LLAMA_VOCAB_TYPE_…``."""
-        return int(llama_cpp.llama_vocab_type(self._vocabulary))
 
     def score(self, token: int) -> float:
         """Of a unigram vocabulary: the logarithm of how likely the token is."""
@@ -271,9 +242,7 @@ class NativeModel:
     def evaluate(self, tokens: Sequence[int], *, all_logits: bool = False) -> None:
         """Evaluate ``tokens`` after those in the cache; at most ``batch_tokens`` of them.
 
-        Raises:
-            Aborted: :attr:`abort` was set; the cache is as before.
-            EngineFailed: llama.cpp failed.
+        Raises ``Aborted`` (:attr:`abort` was set; the cache is as before); ``EngineFailed`` (llama.cpp failed).
         """
         batch, past, length = self._batch, len(self.evaluated), len(tokens)
         batch.n_tokens = length
@@ -298,9 +267,7 @@ class NativeModel:
     def pooled(self, sequences: Sequence[Sequence[int]], width: int) -> np.ndarray[Any, np.dtype[np.float32]]:
         """What the model makes of each sequence, shape (sequences, width); ``batch_tokens`` together at most.
 
-        Raises:
-            Aborted: :attr:`abort` was set.
-            EngineFailed: llama.cpp failed.
+        Raises ``Aborted`` (:attr:`abort` was set); ``EngineFailed`` (llama.cpp failed).
         """
         batch, filled = self._batch, 0
         for number, tokens in enumerate(sequences):
@@ -332,8 +299,7 @@ class NativeModel:
     def sampler(self, sampling: Sampling) -> Iterator[Sampler]:
         """A sampler for one answer, freed at the end.
 
-        Raises:
-            InvalidRequest: the JSON schema cannot be made into a grammar.
+        Raises ``InvalidRequest``: the JSON schema cannot be made into a grammar.
         """
         chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
         try:

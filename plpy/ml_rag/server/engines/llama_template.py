@@ -38,8 +38,7 @@ FORMATS = {
 class ChatTemplate:
     """Messages to tokens, generation prompt included.
 
-    Raises:
-        ModelUnavailable: there is no format of that name, or the model's template cannot be compiled.
+    Raises ``ModelUnavailable``: there is no format of that name, or the model's template cannot be compiled.
     """
 
     def __init__(self, model: NativeModel, chat_format: str | None = None) -> None:
@@ -52,8 +51,8 @@ class ChatTemplate:
         try:
             self._formatter: Any = llama_chat_format.Jinja2ChatFormatter(
                 template=template,
-                eos_token=model.token_text(model.end_token()),
-                bos_token=model.token_text(model.begin_token()),
+                eos_token=model.token_text(model.end_token),
+                bos_token=model.token_text(model.begin_token),
             )
         except jinja2.TemplateError as error:
             raise ModelUnavailable("the model's chat template is broken", detail=str(error)) from error
@@ -76,8 +75,7 @@ class ChatTemplate:
     def encode(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Tokens of the messages.
 
-        Raises:
-            InvalidRequest: the template refuses them, e.g. for their roles.
+        Raises ``InvalidRequest``: the template refuses them, e.g. for their roles.
         """
         # What is generated from has most often just been counted.
         if self._last is None or self._last[0] != list(messages):
@@ -98,8 +96,8 @@ class ChatTemplate:
                 tokens += self._model.tokenize(piece, special=True)
                 if position < len(order):
                     tokens += self._plain(contents[order[position]])
-        begin = self._model.begin_token()
-        if self._model.wants_begin_token() and begin >= 0 and tokens[:1] != [begin]:
+        begin = self._model.begin_token
+        if self._model.wants_begin_token and begin >= 0 and tokens[:1] != [begin]:
             tokens.insert(0, begin)
         return tokens
 

@@ -18,7 +18,7 @@ _DROPPED, _BLANKS = r"[\x00-\x08\x0b\x0e-\x1f\x7f\u200b-\u200f\ufeff]", r"[\t\n\
 def tokenizer_of(native: NativeModel) -> Tokenizer | None:
     """Of a vocabulary of WordPiece (BERT) or of SentencePiece's unigram model (XLM-R); None for others."""
     texts = [native.token_text(token) for token in range(native.vocabulary_size)]
-    kind = native.vocabulary_kind()
+    kind = native.vocabulary_kind
     if kind == llama_cpp.LLAMA_VOCAB_TYPE_UGM:
         tokenizer = _unigram(texts, [native.score(token) for token in range(len(texts))])
     elif kind == llama_cpp.LLAMA_VOCAB_TYPE_WPM:
@@ -27,7 +27,7 @@ def tokenizer_of(native: NativeModel) -> Tokenizer | None:
         return None
     around = native.tokenize("", special=False, whole=True)
     if around:
-        begin = [token for token in around[:1] if token == native.begin_token() or len(around) > 1]
+        begin = [token for token in around[:1] if token == native.begin_token or len(around) > 1]
         names = [(texts[token], token) for token in around]
         single = " ".join([*(texts[token] for token in begin), "$A", *(texts[token] for token in around[len(begin) :])])
         tokenizer.post_processor = processors.TemplateProcessing(

@@ -43,15 +43,7 @@ def load(entry: ModelEntry, models_dir: Path) -> Engine:
     folder = entry.location(models_dir)
     if entry.task == "rerank":
         return TorchReranker(folder, entry)
-    engine: EmbedEngine = _onnx(entry, folder, models_dir) or TorchEmbedder(folder, entry)
-    if entry.dimensions is not None and engine.dimensions != entry.dimensions:
-        engine.close()
-        raise ModelUnavailable(
-            f"model {entry.id} is not the one the catalogue describes",
-            detail=f"it has {engine.dimensions} dimensions, the catalogue says {entry.dimensions}",
-            hint="Correct dimensions in the catalogue, or get the right files.",
-        )
-    return engine
+    return _onnx(entry, folder, models_dir) or TorchEmbedder(folder, entry)
 
 
 def _onnx(entry: ModelEntry, folder: Path, models_dir: Path) -> EmbedEngine | None:
