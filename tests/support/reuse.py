@@ -20,45 +20,41 @@ Connection = psycopg.Connection[Any]
 #: like DISCARD ALL, which would take the plans, too
 _RESET = b"""RESET ALL; CLOSE ALL; UNLISTEN *; DEALLOCATE ALL; DISCARD TEMP; DISCARD SEQUENCES;
 SELECT pg_catalog.pg_advisory_unlock_all(); RESET SESSION AUTHORIZATION"""
-#: what was created here: nothing in the template has an OID as high as that of the database
-_DROP = """
-DO $$
-DECLARE
-  _object record;
-BEGIN
-  FOR _object IN
-    SELECT i.type, i.identity FROM (
-      SELECT 1 AS place, 'pg_namespace'::regclass AS class, oid FROM pg_namespace WHERE nspname !~ '^pg_'
-      UNION ALL SELECT 0, 'pg_extension'::regclass, oid FROM pg_extension
-      UNION ALL SELECT 2, 'pg_event_trigger'::regclass, oid FROM pg_event_trigger
-      UNION ALL SELECT 3, 'pg_class'::regclass, oid FROM pg_class
-        WHERE relkind IN ('r', 'p', 'v', 'm', 'f', 'S', 'c') AND relpersistence <> 't'
-      UNION ALL SELECT 4, 'pg_proc'::regclass, oid FROM pg_proc
-      UNION ALL SELECT 5, 'pg_type'::regclass, oid FROM pg_type WHERE typtype IN ('d', 'e', 'r')
-      UNION ALL SELECT 6, 'pg_ts_config'::regclass, oid FROM pg_ts_config
-      UNION ALL SELECT 7, 'pg_publication'::regclass, oid FROM pg_publication
-      UNION ALL SELECT 7, 'pg_collation'::regclass, oid FROM pg_collation
-      UNION ALL SELECT 8, 'pg_foreign_data_wrapper'::regclass, oid FROM pg_foreign_data_wrapper
-    ) AS o, pg_identify_object(o.class, o.oid, 0) AS i
-    WHERE o.oid > (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
-    ORDER BY o.place, o.oid
-  LOOP
-    EXECUTE concat_ws(' ', 'DROP', replace(replace(_object.type, '-', ' '), 'composite ', ''), 'IF EXISTS',
-      _object.identity, 'CASCADE');
-  END LOOP;
-  REVOKE CREATE ON SCHEMA public FROM PUBLIC;
-  FOR _object IN
-    SELECT DISTINCT 'SCHEMA public' AS name, a.grantee FROM pg_namespace AS n, aclexplode(n.nspacl) AS a
+#: what takes away what was created here, whose OID is above that of the database, as none in the template is; and what
+#: was granted. Statements are told, not run, by one whose plan is kept: it takes longer to plan than to run.
+_UNDO = """
+SELECT c.command FROM (
+  SELECT o.place, o.oid, concat_ws(' ', 'DROP', replace(replace(i.type, '-', ' '), 'composite ', ''), 'IF EXISTS',
+    i.identity, 'CASCADE') AS command
+  FROM (
+    SELECT 1 AS place, 'pg_namespace'::regclass AS class, oid FROM pg_namespace WHERE nspname !~ '^pg_'
+    UNION ALL SELECT 0, 'pg_extension'::regclass, oid FROM pg_extension
+    UNION ALL SELECT 2, 'pg_event_trigger'::regclass, oid FROM pg_event_trigger
+    UNION ALL SELECT 3, 'pg_class'::regclass, oid FROM pg_class
+      WHERE relkind IN ('r', 'p', 'v', 'm', 'f', 'S', 'c') AND relpersistence <> 't'
+    UNION ALL SELECT 4, 'pg_proc'::regclass, oid FROM pg_proc
+    UNION ALL SELECT 5, 'pg_type'::regclass, oid FROM pg_type WHERE typtype IN ('d', 'e', 'r')
+    UNION ALL SELECT 6, 'pg_ts_config'::regclass, oid FROM pg_ts_config
+    UNION ALL SELECT 7, 'pg_publication'::regclass, oid FROM pg_publication
+    UNION ALL SELECT 7, 'pg_collation'::regclass, oid FROM pg_collation
+    UNION ALL SELECT 8, 'pg_foreign_data_wrapper'::regclass, oid FROM pg_foreign_data_wrapper
+  ) AS o, pg_identify_object(o.class, o.oid, 0) AS i
+  WHERE o.oid > (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+  UNION ALL
+  SELECT 9, a.grantee, format('REVOKE ALL ON %s FROM %s', a.name, a.grantee::regrole) FROM (
+    SELECT 'SCHEMA public' AS name, a.grantee FROM pg_namespace AS n, aclexplode(n.nspacl) AS a
     WHERE n.nspname = 'public' AND a.grantee NOT IN (0, 'pg_database_owner'::regrole)
     UNION SELECT format('DATABASE %I', d.datname), a.grantee FROM pg_database AS d, aclexplode(d.datacl) AS a
     WHERE d.datname = current_database() AND a.grantee NOT IN (0, d.datdba)
-  LOOP
-    EXECUTE format('REVOKE ALL ON %s FROM %s', _object.name, _object.grantee::regrole);
-  END LOOP;
-  PERFORM setval(s.seqrelid, s.seqstart, false) FROM pg_sequence AS s JOIN pg_class AS c ON c.oid = s.seqrelid
-  WHERE c.relnamespace::regnamespace::text ~ '^ml_rag';
-END
-$$
+  ) AS a
+  UNION ALL
+  SELECT 9, 0, 'REVOKE CREATE ON SCHEMA public FROM PUBLIC' FROM pg_namespace AS n, aclexplode(n.nspacl) AS a
+  WHERE n.nspname = 'public' AND a.grantee = 0 AND a.privilege_type = 'CREATE'
+) AS c ORDER BY c.place, c.oid
+"""
+_SEQUENCES = """
+SELECT setval(s.seqrelid, s.seqstart, false) FROM pg_sequence AS s JOIN pg_class AS c ON c.oid = s.seqrelid
+WHERE c.relnamespace::regnamespace::text ~ '^ml_rag'
 """
 #: statistics are no part of what a test finds
 _CATALOGS = """
@@ -120,7 +116,9 @@ class Keeper:
         try:
             # one that was closed takes a moment to end
             wait_until(lambda: self.connection.execute(_OTHERS, (sessions,)).fetchone() == (0,), 2)
-            self.connection.execute(_DROP)
+            undo = [command for (command,) in self.connection.execute(_UNDO, prepare=True)]
+            self.connection.execute("; ".join(undo).encode())
+            self.connection.execute(_SEQUENCES, prepare=True)
             for name, content in self._found(self._look_at_tables).items():
                 if content != self._content[name]:
                     self.connection.execute(f"DELETE FROM {name}")
