@@ -141,6 +141,7 @@ def victim(request: pytest.FixtureRequest, hostile_db: tuple[Database, SqlModel]
     yield connection
     assert connection.execute(SESSION).fetchone() == before[1]
     assert watcher.execute(STATE, (pid,)).fetchone() == before[0]
+    db.release()
 
 
 @pytest.fixture
