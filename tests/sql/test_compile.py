@@ -315,12 +315,12 @@ def test_long_options_are_not_kept(owner: Connection, db: Database) -> None:
             for option, name in (
                 ("vector_store", "public.docs"), ("exclude_vector_store", "public.more"), ("schema", "public")
             ):  # fmt: skip
-                cited(asker, **{option: [f"{i}{'x' * 1_000_000}", name]})
+                cited(asker, **{option: [f"{i}{'x' * 250_000}", name]})
 
-    ask(5)
+    ask(20)
     before = used()
-    ask(40)
-    assert used() - before < 60_000_000  # of 120 MB of names
+    ask(30)
+    assert used() - before < 10_000_000  # of 22 MB of names
 
 
 # -- numbers that Python or double precision do not take --------------------------------------------------------------
