@@ -19,8 +19,10 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
+from click.testing import CliRunner
 from psycopg.types.json import Jsonb
 
+from ml_rag.cli import main
 from ml_rag.testing import running_server
 from support.cluster import Connection, Database
 from support.documents_server import DocumentsServer
@@ -357,7 +359,10 @@ def test_passwords_in_a_dsn_are_not_told(tmp_path: Path, what: str, dsn: str) ->
     (tmp_path / "docs" / "a.txt").write_text(WORD)
     (tmp_path / "questions.jsonl").write_text('{"_id": "1", "text": "a", "docs": ["a.txt"]}\n')
     arguments = {"load": [str(tmp_path), "--store", "x"], "doctor": [], "eval": [str(tmp_path)]}[what]
-    told = command(what, *arguments, "--dsn", dsn, ML_RAG_CONFIG=os.devnull)
+    done = CliRunner().invoke(main, [what, *arguments, "--dsn", dsn], env={"ML_RAG_CONFIG": os.devnull})
+    assert done.exit_code != 0
+    assert isinstance(done.exception, SystemExit)  # any other would be shown with what caused it
+    told = done.output
     assert "127.0.0.1" in told or "--dsn" in told
     for piece in (PASSWORD, PASSWORD.replace(" ", "%20"), *PASSWORD.split()):
         assert piece not in told, told
