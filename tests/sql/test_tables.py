@@ -15,7 +15,7 @@ import pytest
 from support.cluster import Connection, Database
 from support.hostile_server import embeddings, hostile, reply, silent
 from support.models_server import ModelsServer
-from support.stores import error, fake_embedding, names, warnings_of
+from support.stores import error, fake_embedding, mark, marker, names, warnings_of
 from support.tables import ROUTINES, call, column, make_texts
 
 
@@ -336,7 +336,8 @@ def test_questions_may_bring_their_embeddings(texts: Connection) -> None:
 
 def test_the_model_of_the_embeddings_selects_the_stores(texts: Connection) -> None:
     """It stands in the comment of their column."""
-    call(texts, "ml_embed_table", "public.texts.q", "public.texts.v", {"embed_model_id": "fake-embed-slow"})
+    call(texts, "ml_embed_table", "public.texts.q", "public.texts.v")
+    mark(texts, "texts", marker("fake-embed-slow"), "v")
     result = call(
         texts, "ml_rag_table", "public.texts.q", "public.texts.a", {"embed_column": "v", "skip_generate": True}
     )

@@ -153,13 +153,13 @@ def test_an_answer_without_end_is_cut(remote: RemoteEndpoint, tmp_path: Path, mo
 def test_the_pictures_of_a_document_have_a_time_together(
     remote: RemoteEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pictures, "DOCUMENT_SECONDS", 3)
+    monkeypatch.setattr(pictures, "DOCUMENT_SECONDS", 2)
     remote.replies = [RECORDED, streams(*[piece("slow ")] * 100, pause=0.2)]
     began = time.monotonic()
     found = describe(remote, tmp_path, b"1", b"2", b"3")
     assert time.monotonic() - began < 10
     assert found.texts == {0: TEXT}
-    assert dict(found.failures) == {"the pictures of a document took more than 3 s": 2}
+    assert dict(found.failures) == {"the pictures of a document took more than 2 s": 2}
     assert found.is_passing
 
 
@@ -175,7 +175,7 @@ def test_a_client_that_goes_ends_the_question(remote: RemoteEndpoint, tmp_path: 
             gone.append(time.monotonic())
             cancelled.set()
 
-        threading.Timer(1.0, leave).start()
+        threading.Timer(0.4, leave).start()
         with pytest.raises(ClientGone):
             describe(remote, tmp_path, b"%d" % n, cancelled=cancelled)
         took.append(time.monotonic() - gone[0])
