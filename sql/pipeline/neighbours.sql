@@ -5,9 +5,10 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE STRICT
 SET search_path FROM CURRENT
 AS $$
 -- purpose: two consecutive segments as one text, what the end of a and the start of b share written once
--- The shared run must consist of whole words: "… cat" and "table" share a letter and no text. Candidates are the
--- places in a where the first word of b (at most 32 characters of it) stands, longest run first. Scripts that are
--- written without blanks (beyond U+2E7F) have no words to keep whole, so there the first character will do.
+-- A table that goes on in b has its header there again, which is left out. The shared run must consist of whole words:
+-- "… cat" and "table" share a letter and no text. Candidates are the places in a where the first word of b (at most 32
+-- characters of it) stands, longest run first. Scripts that are written without blanks (beyond U+2E7F) have no words to
+-- keep whole, so there the first character will do.
 DECLARE
   _a text := rtrim(a, E' \t\r\n');
   _b text := ltrim(b, E' \t\r\n');
@@ -21,13 +22,17 @@ DECLARE
   _place integer;   -- in _tail, 1-based
   _offset integer := length(_tail) - least(length(_tail), _most);
   _shared text;
+  _header text := substring(_b FROM E'^\\|[^\n]*\n\\|[ :|-]+\n');
 BEGIN
+  IF _a ~ E'(^|\n)\\|[^\n]*$' AND strpos(_a, _header) > 0 THEN
+    RETURN _a || E'\n' || substr(_b, length(_header) + 1);
+  END IF;
   LOOP
     _place := strpos(substr(_tail, _offset + 1), _start);
     EXIT WHEN _place = 0 OR _start IS NULL;
     _offset := _offset + _place;
     _shared := substr(_tail, _offset);
-    IF starts_with(_head, _shared)
+    IF starts_with(_head, _shared) AND _shared <> '|'
       AND (_offset = 1 OR substr(_tail, _offset - 1, 2) !~ '^[[:alnum:]]{2}$' OR _shared ~ '^[^\x01-\u2e7f]{2}')
       AND (length(_head) = length(_shared) OR substr(_head, length(_shared), 2) !~ '^[[:alnum:]]{2}$'
            OR _shared ~ '[^\x01-\u2e7f]{2}$')

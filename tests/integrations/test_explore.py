@@ -843,8 +843,11 @@ def test_markdown_is_text_with_tables_and_marked_passages() -> None:
     made = marked.markdown(text, passages)
     assert '<p class="heading"><mark>Costs &amp;</mark> more</p>' in made
     assert "<p>It is <em>so</em>. <mark>A visit is $20.</mark></p>" in made
-    assert "<td><mark>Plus</mark><br><mark>One</mark></td>\n<td><mark>$20</mark></td>" in made
-    assert "<td>x</td>" in made
+    plus = '<td data-label="plan"><mark>Plus</mark><br><mark>One</mark></td>'
+    assert f'{plus}\n<td data-label="copay"><mark>$20</mark></td>' in made
+    assert '<td data-label="plan">x</td>' in made
+    quoted = marked.markdown('| "a" |\n| --- |\n| <b |')
+    assert '<td data-label="&#34;a&#34;">&lt;b</td>' in quoted
     for given, shown in (
         ("<script>alert(1)</script>", "&lt;script&gt;alert(1)&lt;/script&gt;"),
         ("[a](https://example.org/x)", "<p>a</p>"),
@@ -863,6 +866,7 @@ def test_an_answer_in_pieces() -> None:
     claims = [{"start_pos": 2, "end_pos": 4}, {"start_pos": 3, "end_pos": 5}, {"start_pos": 5, "end_pos": 99}]
     assert marked.supported("0123456", claims) == [("01", None), ("23", claims[0]), ("456", None)]
     assert marked.supported("", []) == []
+    assert marked.cells("See:  \n| a | b c |\n a | b\n| |") == "See:  \na · b c\n a | b\n"
     row = {"segment": "One. Two three.", "highlights": [{"start": 5, "end": 15}]}
     assert [marked.best(row), marked.best({"segment": "One."})] == ["Two three.", "One."]
 

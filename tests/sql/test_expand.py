@@ -133,6 +133,9 @@ def join(connection: Connection, a: str, b: str) -> str:
     [
         ("one two three", "two three four", "one two three four"),
         ("one two", "three", "one two\nthree"),
+        ("|a|b|\n|-|-|\n|1|2|", "|a|b|\n|-|-|\n|3|4|", "|a|b|\n|-|-|\n|1|2|\n|3|4|"),
+        ("|a|b|\n|-|-|\n|1|2|", "|c|b|\n|-|-|\n|3|4|", "|a|b|\n|-|-|\n|1|2|\n|c|b|\n|-|-|\n|3|4|"),
+        ("|a|b|\n|-|-|\n|1|2|\n\ntext", "|a|b|\n|-|-|\n|3|4|", "|a|b|\n|-|-|\n|1|2|\n\ntext\n|a|b|\n|-|-|\n|3|4|"),
         ("same text", "same text", "same text"),
         ("a b", "b a b", "a b a b"),
         ("x y x", "x y x z", "x y x z"),

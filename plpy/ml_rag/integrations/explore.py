@@ -231,7 +231,7 @@ def _environment() -> Environment:
     made.filters["pretty"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
     made.filters["query"] = lambda values: urlencode({k: v for k, v in values.items() if v not in (None, "")})
     made.filters["short"] = short
-    made.filters.update(excerpt=marked.excerpt, best=marked.best, markdown=marked.markdown)
+    made.filters.update(excerpt=marked.excerpt, best=marked.best, markdown=marked.markdown, cells=marked.cells)
     made.filters["json"] = json.dumps
     made.tests["ending"] = str.endswith
     made.globals.update(

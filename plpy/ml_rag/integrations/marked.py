@@ -56,7 +56,20 @@ class _Renderer(RendererHTML):
         return "</p>\n"
 
     def table_open(self, *_: Any) -> str:
-        return '<div class="scroll" tabindex="0" role="group" aria-label="Table of the document"><table>\n'
+        self._labels: list[str] = []
+        wrapper = '<div class="scroll" tabindex="0" role="group" aria-label="Table of the document">'
+        return f'{wrapper}<table class="stack">\n'
+
+    def th_open(self, tokens: Any, index: int, *_: Any) -> str:
+        self._labels.append(re.sub(f"[{_BEGIN}{_END}]", "", tokens[index + 1].content))
+        return "<th>"
+
+    def tr_open(self, *_: Any) -> str:
+        self._row = iter(self._labels)
+        return "<tr>\n"
+
+    def td_open(self, *_: Any) -> str:
+        return f'<td data-label="{escape(next(self._row, ""))}">'
 
     def table_close(self, *_: Any) -> str:
         return "</table></div>\n"
@@ -89,6 +102,14 @@ def markdown(text: str, highlights: Sequence[Mapping[str, int]] = ()) -> Markup:
         text = text[:place] + at[place] + text[place:]
     reader = MarkdownIt("commonmark", {"html": False, "breaks": True}, renderer_cls=_Renderer).enable("table")
     return Markup(reader.render(text))  # noqa: S704 - the renderer escapes it
+
+
+def cells(text: str) -> str:
+    """Rows of tables, such as sentences of an extractive answer, without bars."""
+    return "\n".join(
+        " · ".join(filter(None, map(str.strip, line.split("|")))) if re.fullmatch(r"\s*\|.*\|\s*", line) else line
+        for line in text.split("\n")
+    )
 
 
 def supported(text: str, claims: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any] | None]]:
