@@ -128,7 +128,7 @@ BEGIN
       _partition _check_server _check_sharding _make_shard _check_shard _check_not_taken _follow_partitions _move_partition attach_shard
       detach_shard'),
     -- store/citus
-    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_check_distribution _place_calls distribute_store'),
+    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_shard_key _check_distribution _place_calls distribute_store'),
     -- store/load
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
       _check_file_privilege _find_files _uris _into_same_store _add_loads _load_files _load_contents _unchanged_contents

@@ -79,8 +79,8 @@ DECLARE
 BEGIN
   -- ShareLock, as Citus takes for an UPDATE; it takes what is sent to the worker for a SELECT
   PERFORM lock_shard_metadata(5, ARRAY[(shard ->> 'shard')::bigint]);
-  EXECUTE format('SELECT ml_rag._execute($1, $2, $3, $4) FROM %s AS c WHERE c.%I = %L AND c.shard = %L',
-    ml_rag._calls_of(_store), ml_rag._distribution_column(_store), shard ->> 'key', shard ->> 'shard')
+  EXECUTE format('SELECT ml_rag._execute($1, $2, $3, $4) FROM %s AS c WHERE c.key = %L AND c.shard = %L',
+    ml_rag._calls_of(_store), shard ->> 'key', shard ->> 'shard')
   INTO STRICT _found USING statement, given, vectors, by_index;
   RETURN _found;
 END

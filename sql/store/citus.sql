@@ -1,17 +1,31 @@
 -- citus: a store as a distributed table of Citus: its shards, their keyword indexes, and the table by way of which they are asked.
 
+CREATE FUNCTION ml_rag._shard_key(store regclass) RETURNS name
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$
+-- purpose: the column by which the rows of a store go to shards: of a table with a vectorizer any of Citus's, or the first of its key
+BEGIN
+  RETURN CASE WHEN NOT ml_rag._has_vectorizer(store) THEN 'document_id'
+    WHEN ml_rag._is_distributed(store) THEN ml_rag._distribution_column(store)
+    ELSE (ml_rag._primary_key(store)).key[1] END;
+END
+$$;
+
 CREATE FUNCTION ml_rag._check_distribution(store regclass) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
 -- purpose: that a store of the caller's can be a distributed table, and still do what it does
 DECLARE
+  _key name;
   _why text;
   _hint text;
 BEGIN
   PERFORM ml_rag._own_table(store);
   PERFORM ml_rag._check_writable('a store cannot be distributed', store);
-  PERFORM ml_rag._check_store(store, NULL);
+  PERFORM ml_rag._check_store(store, NULL) WHERE NOT ml_rag._has_vectorizer(store);
+  _key := ml_rag._shard_key(store);
   IF NOT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'citus') THEN
     RAISE EXCEPTION USING ERRCODE = '0A000', MESSAGE = format('"%s" cannot be distributed', store),
       DETAIL = 'Citus is not installed in this database.', HINT = 'CREATE EXTENSION citus;';
@@ -24,17 +38,16 @@ BEGIN
     SELECT 'Another table, such as a node group, refers to its rows.', NULL
     FROM pg_constraint AS k WHERE k.confrelid = store AND k.conrelid <> store
     UNION ALL
-    SELECT format('It has trigger %I; so have tables with a vectorizer.', t.tgname), NULL
+    SELECT format('It has trigger %I; so have tables whose vectorizer has "destination" table or "mode" immediate.', t.tgname), NULL
     FROM pg_trigger AS t WHERE t.tgrelid = store AND NOT t.tgisinternal AND t.tgname !~ '^truncate_trigger_'
-      AND t.tgfoid <> ALL ('{ml_rag._keep_keywords(),ml_rag._empty_embedding()}'::regprocedure[])
+      AND t.tgfoid <> ALL ('{ml_rag._keep_keywords(),ml_rag._empty_embedding(),ml_rag._wake_workers()}'::regprocedure[])
     UNION ALL
-    SELECT format('Unique index %s lacks document_id, by which rows are distributed.', x.indexrelid::regclass), 'Drop it.'
-    FROM pg_index AS x JOIN pg_attribute AS a ON a.attrelid = store AND a.attname = 'document_id'
+    SELECT format('Unique index %s lacks %I, by which rows are distributed.', x.indexrelid::regclass, _key), 'Drop it.'
+    FROM pg_index AS x JOIN pg_attribute AS a ON a.attrelid = store AND a.attname = _key
     WHERE x.indrelid = store AND x.indisunique AND a.attnum <> ALL (x.indkey::smallint[])
     UNION ALL
     SELECT 'Citus distributes it by another column than document_id.', NULL
-    FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = 'document_id' AND ml_rag._is_distributed(store)
-      AND ml_rag._distribution_column(store) IS DISTINCT FROM a.attname
+    WHERE ml_rag._is_distributed(store) AND ml_rag._distribution_column(store) IS DISTINCT FROM coalesce(_key, '')
   ) AS w (why, hint) LIMIT 1;
   IF _why IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot be distributed', store), DETAIL = _why,
@@ -47,7 +60,7 @@ CREATE FUNCTION ml_rag._place_calls(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: the table of calls of a distributed store: one row in each shard, of any number that belongs there, with the shard's id
+-- purpose: the table of calls of a distributed store: one row in each shard, of any key that belongs there, with the shard's id
 -- Everybody may read these numbers: what is asked by way of them is answered to a role that may read the store.
 -- Writes: a new table, as the caller
 DECLARE
@@ -55,18 +68,20 @@ DECLARE
                   JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store);
   _shards integer := (SELECT count(*) FROM pg_catalog.pg_dist_shard AS d WHERE d.logicalrelid = store);
   _type text := (SELECT format_type(a.atttypid, a.atttypmod) FROM pg_attribute AS a
-                 WHERE a.attrelid = store AND a.attname = 'document_id');
+                 WHERE a.attrelid = store AND a.attname = ml_rag._distribution_column(store));
 BEGIN
   IF ml_rag._calls_of(store) IS NULL THEN
-    EXECUTE format('CREATE TABLE %s (document_id %s NOT NULL, shard bigint NOT NULL)', _calls, _type);
-    EXECUTE format('SELECT create_distributed_table(%L, ''document_id'', colocate_with => %L)', _calls, store);
+    EXECUTE format('CREATE TABLE %s (key %s NOT NULL, shard bigint NOT NULL)', _calls, _type);
+    EXECUTE format('SELECT create_distributed_table(%L, ''key'', colocate_with => %L)', _calls, store);
     EXECUTE format('GRANT SELECT ON %s TO PUBLIC', _calls);
   ELSE
     EXECUTE format('DELETE FROM %s', _calls);
   END IF;
   -- enough that every shard is met: the chance that one is not is less than 1 : 10 to the 12
-  EXECUTE format('INSERT INTO %s SELECT min(s.n)::%s, s.shard FROM (SELECT u.n, get_shard_id_for_distribution_column(%L::regclass, u.n)'
-    ' FROM generate_series(1, %s) AS u (n)) AS s (n, shard) GROUP BY s.shard', _calls, _type, store, 40 * _shards + 100);
+  EXECUTE format('INSERT INTO %s SELECT (array_agg(s.key ORDER BY s.n))[1], s.shard'
+    ' FROM (SELECT k.n, k.key, get_shard_id_for_distribution_column(%L::regclass, k.key) AS shard'
+    ' FROM (SELECT u.n, %s AS key FROM generate_series(1, %s) AS u (n)) AS k) AS s GROUP BY s.shard', _calls, store,
+    CASE _type WHEN 'uuid' THEN 'md5(u.n::text)::uuid' ELSE 'u.n::' || _type END, 40 * _shards + 100);
 END
 $$;
 
@@ -89,8 +104,8 @@ BEGIN
   IF NOT ml_rag._is_distributed(store) THEN
     PERFORM ml_rag._lock_table(store, 'ACCESS EXCLUSIVE');
     PERFORM ml_rag.disable_keyword_search(store) WHERE _index.store IS NOT NULL;
-    EXECUTE format('SELECT create_distributed_table(%L, ''document_id'', colocate_with => ''none'', shard_count => %s)',
-      ml_rag._full_name(store), coalesce(_options ->> 'shard_count', current_setting('citus.shard_count')));
+    EXECUTE format('SELECT create_distributed_table(%L, %L, colocate_with => ''none'', shard_count => %s)',
+      ml_rag._full_name(store), ml_rag._shard_key(store), coalesce(_options ->> 'shard_count', current_setting('citus.shard_count')));
     -- Citus leaves the rows in the local table, where no query sees them
     EXECUTE format('SELECT truncate_local_data_after_distributing_table(%L)', ml_rag._full_name(store));
   END IF;
@@ -111,8 +126,8 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.distribute_store(regclass, jsonb) IS
 $$distributes a vector store over the workers of Citus: ml_rag.distribute_store('handbook', '{"shard_count": 32}')
-Its rows go to shards by document_id, with a keyword index on each where the store has one. Of a store that is distributed already it
-makes anew what its shards lack, as after they were split. For the owner of the store; everybody waits meanwhile. options:
-SELECT * FROM ml_rag.option WHERE routine = 'distribute_store'.
-Errors: 0A000 Citus is not installed; 22023 bad option; 25006; 42P01; 42501; 55000 the store has node groups, a vectorizer or
-partitions, or a shard gets no keyword index; 55P03 lock_timeout; those of Citus.$$;
+Its rows go to shards by document_id, those of a table with a vectorizer by its key, with a keyword index on each where the store
+has one. Of a store that is distributed already it makes anew what its shards lack, as after they were split. For the owner of the
+store; everybody waits meanwhile. options: SELECT * FROM ml_rag.option WHERE routine = 'distribute_store'.
+Errors: 0A000 Citus is not installed; 22023 bad option; 25006; 42P01; 42501; 55000 the store has node groups, partitions, or a
+vectorizer with segments or in mode immediate, or a shard gets no keyword index; 55P03 lock_timeout; those of Citus.$$;

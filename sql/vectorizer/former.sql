@@ -139,7 +139,9 @@ BEGIN
   _kept := _embedding.kept[1];
   IF (ml_rag._embedding_trigger(relation, _embedding.attnum)).is_on THEN
     RETURN 'false';
-  ELSIF pg_snapshot_xmax(pg_current_snapshot())::text::bigint - _kept BETWEEN 0 AND 2000000000 THEN
+  ELSIF pg_snapshot_xmax(pg_current_snapshot())::text::bigint - _kept BETWEEN 0 AND 2000000000
+    -- whose workers count transactions by themselves
+    AND NOT ml_rag._is_distributed(relation) THEN
     RETURN format('(t.xmin::text::bigint - %s + 4294967296) %% 4294967296 < 2147483648', _kept % 4294967296);
   END IF;
   RETURN 'true';

@@ -11,7 +11,10 @@ AS $$
 -- purpose: tell the workers that there may be something to embed, without saying where: anybody can listen
 -- It runs as whoever writes the table, who may have no privilege on ml_rag.
 BEGIN
-  PERFORM pg_notify('ml_rag_vectorizer', '');
+  -- a shard of Citus has it under another name: nobody listens there, and a transaction that is prepared may not notify
+  IF TG_NAME = 'ml_rag_vectorizer' THEN
+    PERFORM pg_notify('ml_rag_vectorizer', '');
+  END IF;
   RETURN NULL;
 END
 $$;
@@ -84,21 +87,30 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._waiting(part oid, relation oid, key name[]) RETURNS text
+CREATE FUNCTION ml_rag._waiting(part text, relation oid, key name[]) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: SQL of the rows of a table that wait for their embedding, but for those whose next attempt is to come later
+-- purpose: SQL of the rows of a table, of that name, that wait for their embedding, but for those whose next attempt is to come later
+-- Reads: ml_rag.vectorizer_error
 BEGIN
+  IF ml_rag._is_distributed(relation) THEN
+    -- the failures are here and the rows are not; PostgreSQL hashes what is in the array
+    RETURN format('FROM ONLY %s AS t WHERE t.segment_embedding IS NULL'
+      ' AND concat(%s, '' '', ml_rag._text_hash(t.segment)) <> ALL (%L::text[])', part, ml_rag._key_text('t', key), ARRAY(
+        SELECT concat(e.key, ' ', e.text_hash) FROM ml_rag.vectorizer_error AS e
+        WHERE e.relation = _waiting.relation AND e.next_attempt > now()));
+  END IF;
   RETURN format('FROM ONLY %s AS t WHERE t.segment_embedding IS NULL AND NOT EXISTS (SELECT FROM ml_rag.vectorizer_error AS e'
     ' WHERE e.relation = %s AND e.key = %s AND e.next_attempt > now() AND e.text_hash = ml_rag._text_hash(t.segment))',
-    ml_rag._relation_name(part), relation, ml_rag._key_text('t', key));
+    part, relation, ml_rag._key_text('t', key));
 END
 $$;
 
 CREATE FUNCTION ml_rag._queue(relation regclass, store regclass, columns name[], key name[], options jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
+SET citus.enable_unsafe_triggers = on
 AS $$
 -- purpose: the trigger that wakes the workers, which holds the options, and the index of the rows that wait; store: the table
 -- that is filled  Writes: the tables' definitions, as the caller
@@ -128,7 +140,7 @@ DECLARE
 BEGIN
   FOR _part IN SELECT c.oid FROM pg_class AS c
                WHERE c.oid = ANY (ml_rag._parts(coalesce(_segments, relation))) AND c.relkind = 'r' LOOP
-    RETURN QUERY EXECUTE format('SELECT (%s)::text %s', what, ml_rag._waiting(_part, relation, _key));
+    RETURN QUERY EXECUTE format('SELECT (%s)::text %s', what, ml_rag._waiting(ml_rag._relation_name(_part), relation, _key));
   END LOOP;
 END
 $$;

@@ -25,14 +25,15 @@ BEGIN
     failed := (SELECT count(*) FROM ml_rag.vectorizer_error AS e WHERE e.relation = _one.oid);
     truncated := coalesce((SELECT t.texts FROM ml_rag.vectorizer_truncated AS t WHERE t.relation = _one.oid), 0);
     _read := _one.oid || ml_rag._parts(coalesce(ml_rag._segment_table(_one.oid), _one.oid));
-    rows := nullif(_one.reltuples, -1)::bigint;
+    rows := CASE WHEN NOT ml_rag._is_distributed(_one.oid) THEN nullif(_one.reltuples, -1)::bigint END;
     BEGIN
       reason := CASE WHEN NOT ml_rag._hold_trusted(_read)
         THEN coalesce(ml_rag._why_untrusted(_one.oid), 'A part of it, or its schema, belongs to a role that you do not trust.') END;
       IF reason IS NULL THEN
         options := (ml_rag._find_vectorizer(relation)).options;
         pending := ml_rag._count_waiting(relation);
-        oldest_pending := CASE WHEN current_setting('track_commit_timestamp')::boolean THEN (
+        -- workers of Citus have transactions of their own
+        oldest_pending := CASE WHEN current_setting('track_commit_timestamp')::boolean AND NOT ml_rag._is_distributed(relation) THEN (
           SELECT min(w.value::timestamptz) FROM ml_rag._read_waiting(relation, 'min(pg_xact_commit_timestamp(t.xmin))') AS w (value)) END;
       END IF;
     EXCEPTION WHEN OTHERS THEN

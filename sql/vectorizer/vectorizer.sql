@@ -112,7 +112,13 @@ DECLARE
 BEGIN
   _options := ml_rag._with_dimensions(ml_rag.parse_options('create_vectorizer', $2));
   _model := coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id'));
-  PERFORM ml_rag._check_embedding_table(relation, 'its triggers would not wake the workers.');
+  IF ml_rag._is_distributed(relation) AND ml_rag._distribution_column(relation) IS NOT NULL THEN
+    PERFORM ml_rag._own_table(relation);
+    PERFORM ml_rag._place_calls(relation);
+  END IF;
+  PERFORM ml_rag._check_embedding_table(relation, CASE
+    WHEN _options ->> 'destination' = 'table' THEN 'the policy of a table of segments reads its source, which a shard cannot.'
+    WHEN _options ->> 'mode' = 'immediate' THEN 'its triggers run on workers, and the queue is here.' END);
   PERFORM ml_rag._check_vectorizer_columns(relation);
   _key := (ml_rag._primary_key(relation)).key;
   IF _model ~ '[\s,;]' THEN
@@ -196,6 +202,7 @@ table or isolation level that it cannot do; 55P03 lock_timeout; 08006; 53300; 57
 CREATE FUNCTION ml_rag.drop_vectorizer(relation regclass, options jsonb DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
+SET citus.enable_unsafe_triggers = on
 AS $$
 -- Writes:
 -- the table's definition, as the caller;

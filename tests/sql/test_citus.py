@@ -6,7 +6,10 @@ Skipped where Citus is not installed.
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +25,9 @@ from support.loading import rows
 from support.partitions import CALLS, both, fill, send, words
 from support.private_cluster import PrivateCluster
 from support.stores import answer, error, fake_embedding, mark
+from support.vectorizers import create as create_vectorizer
+from support.vectorizers import pending as waiting
+from support.vectorizers import run
 
 SAME: dict[str, dict[str, Any]] = {
     **CALLS,
@@ -229,6 +235,7 @@ def test_a_role_without_rights_reads_nothing(nodes: list[PrivateCluster], loader
             distribute(stranger, "four")
 
 
+MODES = ("block_writes", "force_logical") * 2
 SHARDS = "SELECT shardid, nodename, nodeport FROM citus_shards WHERE table_name = 'four'::regclass ORDER BY shardid"
 
 
@@ -458,8 +465,175 @@ def test_a_further_embedding_is_indexed_used_and_dropped(nodes: list[PrivateClus
     loader.execute("DROP TABLE several, several_calls")
 
 
+@pytest.fixture(scope="module")
+def items(loader: Connection) -> None:
+    """``plain``, a table with a vectorizer, and the same distributed: ``late`` afterwards, ``early`` before."""
+    for name in ITEMS:
+        loader.execute(f"CREATE TABLE {name} (id integer PRIMARY KEY, name text, notes text)".encode())
+        loader.execute(
+            f"INSERT INTO {name} SELECT i, 'item ' || i, (ARRAY['birch oak', 'yew', 'larch fir', ''])[1 + i % 4]"
+            " FROM generate_series(1, 60) AS i".encode()
+        )
+        loader.execute(f"GRANT SELECT ON {name} TO asker".encode())
+    loader.execute("SELECT create_distributed_table('early', 'id')")
+    for name in ITEMS:
+        options = {"metadata": ["notes"], "document_name": "{name}", "keyword_search": True}
+        create_vectorizer(loader, name, "{name}: {notes}", **options)
+    distribute(loader, "late")
+    for name in ITEMS:
+        assert run(loader, name)["embedded"] == 60
+
+
+ITEMS = ("plain", "late", "early")
+ITEM_CALLS: dict[str, dict[str, Any]] = {
+    **{name: CALLS[name] for name in ("meaning", "words", "hybrid", "rrf", "threshold", "two arms")},
+    "metadata": {"citation_fields": ["metadata", "document_id", "score"], "n_citations": 9},
+    "filters": {"filters": {"notes": "yew", "id": {"gt": 20}}, "n_citations": 50},
+    "document": {"document_name": ["item 7", "item 12"], "n_citations": 50},
+}
+
+
+def of_items(connection: Connection, query: str, options: dict[str, Any]) -> list[str]:
+    found = []
+    for name in ITEMS:
+        call = {"vector_store": [f"public.{name}"], "skip_generate": True, **options}
+        found.append(json.dumps(answer(connection, query, call)).replace(f"public.{name}", "public.plain"))
+    return found
+
+
+def assert_items_are_the_same(connection: Connection, *queries: str) -> None:
+    for query in queries:
+        for call in ("meaning", "words", "hybrid", "metadata"):
+            plain, *others = of_items(connection, query, ITEM_CALLS[call])
+            assert others == [plain, plain]
+
+
+@pytest.mark.usefixtures("items")
+@pytest.mark.parametrize("call", ITEM_CALLS)
+def test_tables_with_a_vectorizer_answer_as_one(asker: Connection, call: str) -> None:
+    for query in ("birch oak", "item 7", "yew"):
+        plain, *others = of_items(asker, query, ITEM_CALLS[call])
+        assert others == [plain, plain]
+        assert json.loads(plain)["citations"]
+
+
+@pytest.mark.usefixtures("items")
+def test_changed_rows_wait_and_are_embedded_again(
+    nodes: list[PrivateCluster], loader: Connection, asker: Connection
+) -> None:
+    for name in ITEMS:
+        loader.execute(f"INSERT INTO {name} VALUES (100, 'zebra', 'okapi'), (101, 'gnu', NULL)".encode())
+        loader.execute(f"UPDATE {name} SET notes = 'kudu' WHERE id IN (3, 9)".encode())
+        loader.execute(f"UPDATE {name} SET notes = notes WHERE id > 40".encode())
+        loader.execute(f"DELETE FROM {name} WHERE id = 5".encode())
+        assert waiting(loader, name) == 4
+    # a shard that is moved takes triggers and index along
+    with psycopg.connect(nodes[0].dsn, autocommit=True) as owner:
+        for shard, mode in zip(rows(owner, SHARDS.replace("four", "late")), MODES, strict=False):
+            move(owner, nodes, shard, mode)
+    for name in ITEMS:
+        loader.execute(f"UPDATE {name} SET notes = 'ibex' WHERE id BETWEEN 20 AND 30".encode())
+        result = run(loader, name)
+        assert (result["embedded"], result["failed"], result["pending"]) == (15, 0, 0)
+    assert_items_are_the_same(asker, "zebra okapi", "kudu", "ibex", "gnu")
+
+
+@pytest.mark.usefixtures("items")
+def test_rows_that_fail_are_noted_and_tried_later(loader: Connection, asker: Connection) -> None:
+    failed = "SELECT key, sqlstate FROM ml_rag.vectorizer_error WHERE relation = %s::regclass"
+    for name in ITEMS:
+        loader.execute(f"INSERT INTO {name} VALUES (200, 'long', repeat('x', 1000001)), (201, 'short', 'x')".encode())
+        assert (run(loader, name)["embedded"], run(loader, name)["failed"]) == (1, 0)
+        assert rows(loader, failed, name) == [("{200}", "54000")]
+        assert waiting(loader, name) == 0
+        loader.execute(f"UPDATE {name} SET notes = 'y' WHERE id = 200".encode())
+        assert run(loader, name)["embedded"] == 1
+        assert not rows(loader, failed, name)
+    assert_items_are_the_same(asker, "long", "short x")
+
+
+@pytest.mark.usefixtures("items")
+def test_policies_apply_to_tables_with_a_vectorizer(loader: Connection, asker: Connection) -> None:
+    for name in ITEMS:
+        loader.execute(f"CREATE POLICY even ON {name} USING (id % 2 = 0)".encode())
+        loader.execute(f"ALTER TABLE {name} ENABLE ROW LEVEL SECURITY".encode())
+    try:
+        plain, *others = of_items(asker, "birch oak", {**CALLS["meaning"], "citation_fields": ["document_id"]})
+        assert others == [plain, plain]
+        assert {c["document_id"] % 2 for c in json.loads(plain)["citations"]} == {0}
+    finally:
+        for name in ITEMS:
+            loader.execute(f"DROP POLICY even ON {name}".encode())
+            loader.execute(f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY".encode())
+
+
+@pytest.mark.usefixtures("items")
+def test_several_runs_share_the_shards_while_they_move(
+    nodes: list[PrivateCluster], loader: Connection, asker: Connection
+) -> None:
+    stop, results = threading.Event(), []
+
+    def embed() -> None:
+        with connect(nodes, "loader") as other:
+            while not stop.is_set():
+                results.append(run(other, "late", batch_size=3))
+
+    for name in ITEMS:
+        loader.execute(f"UPDATE {name} SET notes = notes || ' more'".encode())
+    threads = [threading.Thread(target=embed) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        with psycopg.connect(nodes[0].dsn, autocommit=True) as owner:
+            for shard, mode in zip(rows(owner, SHARDS.replace("four", "late")), MODES, strict=False):
+                move(owner, nodes, shard, mode)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    for name in ITEMS:
+        run(loader, name)
+        assert waiting(loader, name) == 0
+    assert results
+    assert not any(result["failed"] for result in results)
+    assert_items_are_the_same(asker, "birch oak more")
+
+
+def test_a_table_with_another_key_and_the_worker(nodes: list[PrivateCluster], loader: Connection) -> None:
+    loader.execute("CREATE TABLE keyed (part uuid, name text, notes text, PRIMARY KEY (part, name))")
+    loader.execute(
+        "INSERT INTO keyed SELECT md5(i::text)::uuid, 'k' || i, 'note ' || i FROM generate_series(1, 20) AS i"
+    )
+    create_vectorizer(loader, "keyed", "notes")
+    distribute(loader, "keyed")
+    environment = {**os.environ, "ML_RAG_DSN": make_conninfo(nodes[0].dsn, user="loader")}
+    command = [sys.executable, "-m", "ml_rag.cli", "worker", "--once"]
+    subprocess.run(command, env=environment, check=True, timeout=60)
+    assert waiting(loader, "keyed") == 0
+    found = answer(loader, "note 7", {"vector_store": ["public.keyed"], "skip_generate": True, "n_citations": 50})
+    assert {c["segment"] for c in found["citations"]} == {f"note {i}" for i in range(1, 21)}
+    loader.execute("SELECT ml_rag.drop_vectorizer('keyed')")
+    assert rows(loader, "SELECT count(*) FROM information_schema.columns WHERE table_name = 'keyed'") == [(3,)]
+    loader.execute("DROP TABLE keyed, keyed_calls")
+
+
+@pytest.mark.parametrize("options", [{"destination": "table"}, {"mode": "immediate"}])
+def test_vectorizers_that_cannot_be(loader: Connection, options: dict[str, str]) -> None:
+    loader.execute("CREATE TABLE odd (id integer PRIMARY KEY, notes text)")
+    try:
+        create_vectorizer(loader, "odd", "notes", **options)
+        with error("55000"):
+            distribute(loader, "odd")
+        loader.execute("SELECT ml_rag.drop_vectorizer('odd')")
+        loader.execute("SELECT create_distributed_table('odd', 'id')")
+        with error("55000"):
+            create_vectorizer(loader, "odd", "notes", **options)
+        assert rows(loader, "SELECT to_regclass('odd_calls')") == [(None,)]
+    finally:
+        loader.execute("DROP TABLE odd")
+
+
 REFUSED: dict[str, Any] = {
-    "vectorizers": "SELECT ml_rag.create_vectorizer('four', '{\"columns\": [\"segment\"]}')",
     "node groups": "CALL ml_rag.create_node_group('four', 'sentences', '{\"transform\": \"sentence\"}')",
 }
 

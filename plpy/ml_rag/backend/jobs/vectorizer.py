@@ -70,7 +70,8 @@ class Vectorizer(Derived):
             self.session.stage("embed", job["model_id"])
             self.tell("embedding")
             return
-        held = [job["relation"], job["store"], *(part["oid"] for part in (self._parts or [])[:1])]
+        parts = [part["oid"] for part in (self._parts or [])[:1] if part["shard"] is None]
+        held = [job["relation"], job["store"], *parts]
         yield from call(
             "_hold_filled(oid[], oid[], oid, oid)",
             *(f"{{{','.join(map(str, held))}}}", f"{{{job['store']}}}", job["store"], job["owner"]),
@@ -105,10 +106,10 @@ class Vectorizer(Derived):
 
     def _leaves(self) -> Steps[list[dict[str, Any]]]:
         parts = yield from run(
-            "SELECT json_agg(json_build_object('oid', c.oid::bigint, 'name', ml_rag._relation_name(c.oid::regclass),"
-            f" 'waiting', ml_rag._waiting(c.oid, ($1 ->> 'relation')::oid, {array('key')}::name[]),"
-            f" 'key', ml_rag._key_text('t', {array('key')}::name[])) ORDER BY c.oid) FROM pg_class AS c"
-            " WHERE c.oid = ANY (ml_rag._parts(($1 ->> 'store')::oid)) AND c.relkind = 'r'",
+            "SELECT json_agg(json_build_object('oid', p.oid, 'name', p.name, 'shard', p.shard,"
+            f" 'waiting', ml_rag._waiting(p.name, ($1 ->> 'relation')::oid, {array('key')}::name[]),"
+            f" 'key', ml_rag._key_text('t', {array('key')}::name[])) ORDER BY p.oid)"
+            " FROM ml_rag._filled_parts(($1 ->> 'store')::oid) AS p",
             **{name: self._job[name] for name in ("relation", "store", "key")},
         )
         return parts or []
@@ -129,7 +130,7 @@ class Vectorizer(Derived):
                     {part["waiting"]}{after} ORDER BY {columns} LIMIT ($1 ->> 'size')::integer) AS w
               WINDOW former AS (ROWS UNBOUNDED PRECEDING)
             ) AS c WHERE c.former <= ($1 ->> 'bytes')::bigint""",
-            by_index=True, after=self._after, store=job["store"], size=job["batch_size"],
+            by_index=True, on=part["shard"], after=self._after, store=job["store"], size=job["batch_size"],
             bytes=_MOST_BYTES if job["request"] is None else _MOST_BYTES_SPLIT,
         )  # fmt: skip
         if not found:
@@ -162,7 +163,7 @@ class Vectorizer(Derived):
                 WITH ORDINALITY AS u (place, key, n)
               JOIN ONLY {part["name"]} AS t ON t.ctid = u.place::tid WHERE t.segment_embedding IS NULL
             ) AS r""",
-            places=[place for place, _ in rows], keys=[key for _, key in rows],
+            on=part["shard"], places=[place for place, _ in rows], keys=[key for _, key in rows],
         )  # fmt: skip
         fields = zip(*found, strict=True) if found else ()
         return dict(zip(("places", "keys", "texts", "errors"), map(list, fields), strict=True)) if found else {}
@@ -190,11 +191,11 @@ class Vectorizer(Derived):
         return split
 
     def write(self, batch: Batch, made: Any) -> Steps[None]:
-        errors, table = batch["errors"], (self._parts or [])[0]["name"]
+        errors, part = batch["errors"], (self._parts or [])[0]
         places, texts = batch["places"], batch["texts"]
         if self._job["request"] is None:
             written, kept = yield from vectors.write_vectors(
-                table, None, "segment_embedding", "segment", self._job["type"], places, texts, made
+                *(part["name"], part["shard"]), "segment_embedding", "segment", self._job["type"], places, texts, made
             )
             for i in kept:
                 errors[i] = _KEPT
@@ -269,8 +270,10 @@ class Vectorizer(Derived):
         key = yield from run(f"SELECT to_json(ml_rag._key_text('t', {array('key')}::name[]))", key=self._job["key"])
         yield from run(
             "WITH gone AS (UPDATE ml_rag.vectorizer_error AS e SET attempts = 0"
-            f" WHERE e.relation = ($1 ->> 'relation')::oid AND NOT EXISTS (SELECT FROM {self._job['table']} AS t"
-            f" WHERE t.segment_embedding IS NULL AND {key} = e.key) RETURNING 1) SELECT to_json(count(*)) FROM gone",
+            " WHERE e.relation = ($1 ->> 'relation')::oid AND e.key IN ("
+            "SELECT n.key FROM ml_rag.vectorizer_error AS n WHERE n.relation = ($1 ->> 'relation')::oid"
+            f" EXCEPT SELECT {key} FROM {self._job['table']} AS t WHERE t.segment_embedding IS NULL)"
+            " RETURNING 1) SELECT to_json(count(*)) FROM gone",
             relation=self._job["relation"],
         )
         if self._batches != 0 and self._embedded and self._job["index_method"] is not None:
