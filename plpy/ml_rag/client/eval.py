@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
+import secrets
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import psycopg
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -21,7 +19,6 @@ from rich.text import Text
 from ml_rag.client import datasets
 from ml_rag.client.dsn import dsn_option
 from ml_rag.client.evaluation import ARMS, Evaluation, connect
-from ml_rag.client.load import explained
 from ml_rag.terminal import printable
 from ml_rag.work import Work
 
@@ -100,17 +97,11 @@ def table(result: dict[str, Any], cutoffs: Sequence[int]) -> Table:
 def write(path: Path, document: dict[str, Any]) -> None:
     """The JSON file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8") as file:
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    with part.open("x", encoding="utf-8") as file:
         json.dump(document, file, indent=1, ensure_ascii=False)
         file.write("\n")
-    Path(file.name).chmod(0o666 & ~_umask())
-    os.replace(file.name, path)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    part.replace(path)
 
 
 def _arms(_context: click.Context, _parameter: click.Parameter, value: str) -> list[str]:
@@ -142,7 +133,7 @@ def _cutoffs(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.option("--generate", is_flag=True, help="Answer the questions too: seconds each.")
 @click.option("--generate-model", metavar="ID", help="Model that answers.  [default: the database's]")
 @click.option("--judge-model", metavar="ID", help="Model that scores the answers.")
-@click.option("--embed-model", metavar="ID", help="Embedding model.  [default: the database's]")
+@click.option("--embed-model", "embed_model_id", metavar="ID", help="Embedding model.  [default: the database's]")
 @click.option("--ocr", is_flag=True, help="Read text in pictures of documents.")
 @click.option("--segment-tokens", type=int, help="Longest segment, in tokens of the embedding model.")
 @click.option("--overlap-tokens", type=int, help="Tokens that neighbouring segments share.")
@@ -160,12 +151,9 @@ def eval(
     generate: bool,
     generate_model: str | None,
     judge_model: str | None,
-    embed_model: str | None,
-    ocr: bool,
-    segment_tokens: int | None,
-    overlap_tokens: int | None,
     json_path: Path | None,
     keep: bool,
+    **load: Any,
 ) -> None:
     """Measure the search on folders of documents and questions.
 
@@ -176,30 +164,22 @@ def eval(
     """
     sets = [datasets.read(folder) for folder in folders]
     language = languages(spoken, [dataset.name for dataset in sets])
-    chunking = {"segment_tokens": segment_tokens, "overlap_tokens": overlap_tokens}
-    load = {
-        "embed_model_id": embed_model,
-        "ocr": ocr or None,
-        "chunking": {name: value for name, value in chunking.items() if value is not None} or None,
-    }
+    chunking = {name: load.pop(name) for name in ("segment_tokens", "overlap_tokens")}
+    load["chunking"] = {name: value for name, value in chunking.items() if value is not None} or None
+    load["ocr"] = load["ocr"] or None
     options: dict[str, Any] = {"k": cutoffs, "generate": generate or judge_model is not None}
     options |= {"judge_model_id": judge_model, "seed": seed if limit else None}
     if generate_model:
         options["options"] = {"model_options": {"model_id": generate_model}}
     results = []
-    try:
-        with connect(dsn) as connection, Work(Console(stderr=True)) as work:
-            for dataset in sets:
-                evaluation = Evaluation(
-                    connection, dataset, schema, {**load, "language": language[dataset.name] or None}
-                )
-                try:
-                    results.append(measure(evaluation, arms, limit, options, work))
-                finally:
-                    if not keep and not connection.broken:
-                        evaluation.drop()
-    except psycopg.Error as e:
-        raise explained(e) from e
+    with connect(dsn) as connection, Work(Console(stderr=True)) as work:
+        for dataset in sets:
+            evaluation = Evaluation(connection, dataset, schema, {**load, "language": language[dataset.name] or None})
+            try:
+                results.append(measure(evaluation, arms, limit, options, work))
+            finally:
+                if not keep and not connection.broken:
+                    evaluation.drop()
     output = Console(width=None if sys.stdout.isatty() else 160)
     for result in results:
         output.print(table(result, cutoffs))

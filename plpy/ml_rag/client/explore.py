@@ -8,7 +8,6 @@ import click
 import psycopg
 
 from ml_rag.client.dsn import dsn_option
-from ml_rag.client.load import explained
 
 
 @click.command()
@@ -29,10 +28,7 @@ def explore(dsn: str, port: int, marks: str | None, connections: int) -> None:
     from ml_rag.integrations.explore import app
 
     token = secrets.token_urlsafe(32)
-    try:
-        psycopg.connect(dsn).close()
-        made = app(dsn, token, port, marks, connections)
-    except psycopg.Error as error:
-        raise explained(error) from None
+    psycopg.connect(dsn).close()
+    made = app(dsn, token, port, marks, connections)
     click.echo(f"http://127.0.0.1:{port}/?token={token}")
     uvicorn.run(made, host="127.0.0.1", port=port, log_level="warning", server_header=False, access_log=False)

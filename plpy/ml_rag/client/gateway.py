@@ -14,7 +14,6 @@ import psycopg
 from psycopg import sql
 
 from ml_rag.client.dsn import dsn_option
-from ml_rag.client.load import explained
 from ml_rag.errors import InvalidRequest, MlRagError
 from ml_rag.search_path import PIN_TRANSACTION
 
@@ -98,15 +97,12 @@ def gateway(dsn: str, config: Path, host: str, port: int, connections: int) -> N
 
     wanted = Config.read(config)
     made = app(dsn, wanted, connections)
-    try:
-        with psycopg.connect(dsn) as connection:
-            connection.execute(PIN_TRANSACTION)
-            for role in sorted(set(wanted.tokens.values())):
-                _try_role(connection, role)
-                for name, options in wanted.models.items():
-                    _try_preset(connection, name, options, role)
-    except psycopg.Error as error:
-        raise explained(error) from None
+    with psycopg.connect(dsn) as connection:
+        connection.execute(PIN_TRANSACTION)
+        for role in sorted(set(wanted.tokens.values())):
+            _try_role(connection, role)
+            for name, options in wanted.models.items():
+                _try_preset(connection, name, options, role)
     address = f"[{host}]" if ":" in host else host
 
     class Server(uvicorn.Server):

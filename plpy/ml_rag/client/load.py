@@ -22,8 +22,8 @@ from rich.console import Console
 from ml_rag import files, zstd
 from ml_rag.client import remote
 from ml_rag.client.dsn import dsn_option
-from ml_rag.errors import DocumentError, InvalidRequest, MlRagError
-from ml_rag.terminal import printable, printable_lines
+from ml_rag.errors import DocumentError, MlRagError
+from ml_rag.terminal import printable
 from ml_rag.work import Task, Work
 
 zstd.install()
@@ -314,22 +314,6 @@ def _report(tally: Tally, store: str, seconds: float) -> None:
         click.echo(printable(f"lost: {one['document_name']}: {'; '.join(names)}: differed between segments"), err=True)
 
 
-def explained(error: psycopg.Error) -> click.ClickException:
-    """A database error as a person at a terminal wants to read it."""
-    diagnostic = error.diag
-    lines = [diagnostic.message_primary or str(error).strip()]
-    lines += [f"  {text}" for text in (diagnostic.message_detail, diagnostic.message_hint) if text]
-    if isinstance(error, psycopg.errors.InvalidSchemaName | psycopg.errors.UndefinedFunction):
-        lines.append("  Run CREATE EXTENSION ml_rag CASCADE in this database, or ALTER EXTENSION ml_rag UPDATE.")
-    elif isinstance(error, psycopg.errors.InsufficientPrivilege) and not diagnostic.message_hint:
-        lines.append("  Needed: GRANT ml_rag_loader TO this role, USAGE on the schema, CREATE there for a new store.")
-    elif isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
-        lines.append(
-            "  Check --dsn (or ML_RAG_DSN, PGHOST, PGPORT, PGUSER, PGDATABASE), and that PostgreSQL runs there."
-        )
-    return click.ClickException(printable_lines("\n".join(lines)))
-
-
 def _object(_: click.Context, __: click.Parameter, value: str | None) -> dict[str, Any]:
     """A JSON object, or @ and the path of a file with one."""
     try:
@@ -342,15 +326,11 @@ def _object(_: click.Context, __: click.Parameter, value: str | None) -> dict[st
     return found
 
 
-def _index(_: click.Context, __: click.Parameter, value: str | None) -> dict[str, Any] | None:
+def _index(context: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, Any] | None:
     """Option ``index`` of vector_store_load: the type alone, or its JSON object."""
-    if value is None or not value.lstrip().startswith("{"):
-        return value and {"type": value}  # type: ignore[return-value]
-    try:
-        index: dict[str, Any] = json.loads(value)
-    except ValueError as e:
-        raise click.BadParameter(f"{value!r} is not a JSON object: {e}.") from None
-    return index
+    if value is None or value.lstrip().startswith("{"):
+        return _object(context, parameter, value) or None
+    return {"type": value}
 
 
 @click.command()
@@ -359,7 +339,12 @@ def _index(_: click.Context, __: click.Parameter, value: str | None) -> dict[str
 @dsn_option
 @click.option("--recursive/--no-recursive", default=True, show_default=True, help="Folders with all below them.")
 @click.option("--refresh/--no-refresh", default=True, help="Changed files again, gone ones removed; or only new ones.")
-@click.option("--embed-model", metavar="ID", help="Embedding model.  [default: the store's, else the database's]")
+@click.option(
+    "--embed-model",
+    "embed_model_id",
+    metavar="ID",
+    help="Embedding model.  [default: the store's, else the database's]",
+)
 @click.option("--formats", metavar="FORMAT,...", help="Only files of these formats, such as pdf,docx.")
 @click.option("--language", metavar="CODE", help="Language of the documents, such as en.")
 @click.option("--ocr", is_flag=True, help="Read text in pictures of scanned pages.")
@@ -388,69 +373,44 @@ def load(
     store: str,
     dsn: str,
     recursive: bool,
-    refresh: bool,
-    embed_model: str | None,
-    formats: str | None,
-    language: str | None,
-    ocr: bool,
-    describe_images: str | None,
-    split_by: str | None,
-    segment_tokens: int | None,
-    overlap_tokens: int | None,
-    context: str | None,
     metadata: dict[str, Any],
     document_metadata: dict[str, Any],
     description: str | None,
     distance_metric: str | None,
     index: dict[str, Any] | None,
     jobs: int,
+    **options: Any,
 ) -> None:
     """Load files and folders of this machine, and of addresses, into a vector store.
 
     Addresses: https://…, s3://…, gs://…, az://…, oci://…; one that ends in / means all below it.
     Files whose content the store has already are not sent. Exit status 1 when a document failed.
     """
-    chunking = {
-        "split_by": split_by,
-        "segment_tokens": segment_tokens,
-        "overlap_tokens": overlap_tokens,
-        "context": context,
-    }
-    options = {
-        "chunking": {name: value for name, value in chunking.items() if value is not None} or None,
-        "embed_model_id": embed_model,
-        "formats": formats.split(",") if formats else None,
-        "language": language,
-        "ocr": ocr,
-        "describe_images": describe_images,
-        "refresh": refresh,
-    }
+    # the others are those of ml_rag.load_documents
+    chunking = {name: options.pop(name) for name in ("split_by", "segment_tokens", "overlap_tokens", "context")}
+    options["chunking"] = {name: value for name, value in chunking.items() if value is not None} or None
+    options["formats"] = options["formats"].split(",") if options["formats"] else None
     given = files.Given(metadata, document_metadata)
-    try:
-        sources = list(_sources(paths, recursive))
-        with contextlib.ExitStack() as stack:
+    sources = list(_sources(paths, recursive))
+    with contextlib.ExitStack() as stack:
 
-            def connect() -> psycopg.Connection[Any]:
-                return stack.enter_context(psycopg.connect(dsn, autocommit=True, application_name="ml-rag load"))
+        def connect() -> psycopg.Connection[Any]:
+            return stack.enter_context(psycopg.connect(dsn, autocommit=True, application_name="ml-rag load"))
 
-            connection = connect()
-            # before the first file, though the index comes after the last
-            connection.execute("SELECT ml_rag.parse_options('index', %s)", (Jsonb(index),))
-            checked = Jsonb({"metadata": metadata, "document_metadata": document_metadata})
-            connection.execute("SELECT ml_rag._parse_load_options('load_documents', %s)", (checked,))
-            create = Jsonb({"embed_model_id": embed_model, "description": description, "language": language})
-            oid = _create(connection, store, create)
-            clients = [Client(one, oid, options, given) for one in (connection, *(connect() for _ in range(1, jobs)))]
-            started = time.monotonic()
-            with Work(Console(stderr=True)) as work:
-                tally = _run(clients, sources, refresh, work)
-                with work.task("building the index"):
-                    clients[0].finish(distance_metric, index)
-            _report(tally, store, time.monotonic() - started)
-            if given.unused:
-                click.echo(printable(f"unmatched: {', '.join(sorted(given.unused))}"), err=True)
-    except psycopg.Error as e:
-        raise explained(e) from e
-    except InvalidRequest as e:
-        raise click.ClickException(printable_lines("\n  ".join(filter(None, (e.message, e.detail, e.hint))))) from e
+        connection = connect()
+        # before the first file, though the index comes after the last
+        connection.execute("SELECT ml_rag.parse_options('index', %s)", (Jsonb(index),))
+        checked = Jsonb({"metadata": metadata, "document_metadata": document_metadata})
+        connection.execute("SELECT ml_rag._parse_load_options('load_documents', %s)", (checked,))
+        create = Jsonb({"description": description, **{n: options[n] for n in ("embed_model_id", "language")}})
+        oid = _create(connection, store, create)
+        clients = [Client(one, oid, options, given) for one in (connection, *(connect() for _ in range(1, jobs)))]
+        started = time.monotonic()
+        with Work(Console(stderr=True)) as work:
+            tally = _run(clients, sources, options["refresh"], work)
+            with work.task("building the index"):
+                clients[0].finish(distance_metric, index)
+        _report(tally, store, time.monotonic() - started)
+        if given.unused:
+            click.echo(printable(f"unmatched: {', '.join(sorted(given.unused))}"), err=True)
     sys.exit(1 if tally.failed else 0)

@@ -6,7 +6,6 @@ import click
 import psycopg
 
 from ml_rag.client.dsn import dsn_option
-from ml_rag.client.load import explained
 
 _MODEL_SERVER = (
     'Where it is from here, so that answers come as they are written; "none": in one piece.  [default: where the'
@@ -29,10 +28,7 @@ def mcp(dsn: str, http: bool, host: str, port: int, connections: int, model_serv
     """
     from ml_rag.integrations.mcp import server
 
-    try:
-        psycopg.connect(dsn).close()
-    except psycopg.Error as error:
-        raise explained(error) from None
+    psycopg.connect(dsn).close()
     made = server(dsn, connections, model_server)
     if http:
         made.run("streamable-http", host=host, port=port, stateless_http=True)

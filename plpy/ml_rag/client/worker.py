@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +18,6 @@ from psycopg.types.json import Jsonb
 from rich.console import Console
 
 from ml_rag.client.dsn import dsn_option
-from ml_rag.client.load import explained
 from ml_rag.search_path import PIN
 from ml_rag.terminal import printable
 from ml_rag.work import Task, Work
@@ -53,28 +53,19 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         from prometheus_client import Counter, Gauge, Histogram
 
-        relation = ["relation"]
-        self.rows = Counter(
-            "ml_rag_worker_rows", "Rows that this worker has embedded, or that failed", ["relation", "outcome"],
-            registry=registry,
-        )  # fmt: skip
-        self.errors = Counter(
-            "ml_rag_worker_errors", "Runs of this worker that ended in an error", ["relation", "sqlstate"],
-            registry=registry,
-        )  # fmt: skip
-        self.lost = Counter("ml_rag_worker_lost_connections", "Connections that this worker lost", registry=registry)
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        relation, outcome, sqlstate = ["relation"], ["relation", "outcome"], ["relation", "sqlstate"]
+        self.rows = counter("ml_rag_worker_rows", "Rows that this worker has embedded, or that failed", outcome)
+        self.errors = counter("ml_rag_worker_errors", "Runs of this worker that ended in an error", sqlstate)
+        self.lost = counter("ml_rag_worker_lost_connections", "Connections that this worker lost")
         self.seconds = Histogram(
             "ml_rag_worker_turn_seconds", "Time of a turn at a table", relation,
             buckets=(0.01, 0.1, 1, 10, 60, 600), registry=registry,
         )  # fmt: skip
-        self.pending = Gauge(
-            "ml_rag_worker_pending_rows", "Rows that wait, when this worker last looked", relation, registry=registry
-        )
-        self.failed = Gauge(
-            "ml_rag_worker_failed_rows", "Rows in ml_rag.vectorizer_error, when this worker last looked", relation,
-            registry=registry,
-        )  # fmt: skip
-        self.looked = Gauge("ml_rag_worker_looked_timestamp_seconds", "When this worker last looked", registry=registry)
+        self.pending = gauge("ml_rag_worker_pending_rows", "Rows that wait, when this worker last looked", relation)
+        failed = "Rows in ml_rag.vectorizer_error, when this worker last looked"
+        self.failed = gauge("ml_rag_worker_failed_rows", failed, relation)
+        self.looked = gauge("ml_rag_worker_looked_timestamp_seconds", "When this worker last looked")
 
     def look(self, states: list[tuple[str, int, int]]) -> None:
         """Rows that wait, and that have failed, of each table there is now."""
@@ -257,5 +248,5 @@ def worker(dsn: str, batches: int, idle: float, once: bool, metrics_port: int | 
         report("ended")
     except psycopg.Error as error:
         if error.sqlstate is None:  # no server has answered
-            raise explained(error) from error
+            raise
         raise click.ClickException(printable(reason(error))) from error
