@@ -109,9 +109,8 @@ class Evaluation:
         # one that is not there needs the privilege to make it, one that is there does not
         if self._value("SELECT pg_catalog.to_regnamespace(pg_catalog.quote_ident(%s))", self._table[0]) is None:
             self._connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self._table[0])))
-        options = {"embed_model_id": self._options.get("embed_model_id"), "description": "made by ml-rag eval"}
-        if self._has_keyword_search():
-            options["language"] = self._options.get("language")
+        wanted = {name: self._options.get(name) for name in ("embed_model_id", "language")}
+        options = {"description": "made by ml-rag eval", **wanted}
         name = self._value("SELECT pg_catalog.format('%%I.%%I', %s::text, %s::text)", *self._table)
         self._oid = self._value("SELECT ml_rag.create_store(%s, %s)::oid", name, Jsonb(options))
         # the table's name is known to everybody
@@ -130,8 +129,7 @@ class Evaluation:
         if gone := [name for name in present if name not in of_name]:
             self._value("SELECT ml_rag.remove_documents(%s, %s)", self._oid, gone)
         self._value("SELECT ml_rag.index_store(%s)", self._oid)
-        if self._has_keyword_search():
-            self._index_keywords()
+        self._index_keywords()
         query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(*self._table))
         row = self._connection.execute(query).fetchone()
         loaded.segments = row[0] if row else 0
@@ -163,13 +161,8 @@ class Evaluation:
             query = "SELECT ml_rag.enable_keyword_search(%s::oid::regclass, %s)"
             self._value(query, self._oid, Jsonb({"language": language}))
 
-    def _has_keyword_search(self) -> bool:
-        return bool(self._value("SELECT to_regproc('ml_rag.enable_keyword_search') IS NOT NULL"))
-
     def missing(self, arm: Arm) -> str | None:
         """Why an arm cannot run here, or None."""
-        if arm.options.get("keyword_search") and not self._has_keyword_search():
-            return "this version of the extension has no keyword search"
         if "rerank" in arm.options:
             query = sql.SQL(
                 "SELECT s.value, coalesce((SELECT m.available FROM {}() AS m WHERE m.model_id = s.value), false)"
