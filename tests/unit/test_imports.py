@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "backend": {"errors", "files", "progress", "protocol", "sentences"},
     "ingest": {"abc", "archives", "errors", "priority", "protocol", "scratch", "shortage", "zstd"},
     "server": {"abc", "errors", "priority", "protocol", "scratch", "sentences", "shortage", "ingest", "work"},
-    "client": {"errors", "files", "integrations", "search_path", "terminal", "work", "zstd"},
+    "client": {"errors", "files", "integrations", "protocol", "search_path", "terminal", "work", "zstd"},
     "integrations": {"errors", "search_path"},
     "cli": {"errors", "terminal"},
 }

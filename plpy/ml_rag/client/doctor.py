@@ -19,6 +19,7 @@ from typing import Any, LiteralString
 import click
 import psycopg
 from psycopg import sql
+from psycopg.types.json import Jsonb
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -26,6 +27,7 @@ from rich.text import Text
 from ml_rag import __version__
 from ml_rag.client.dsn import dsn_option
 from ml_rag.errors import MlRagError, from_json
+from ml_rag.protocol import request_address
 from ml_rag.search_path import PIN, PIN_TRANSACTION
 from ml_rag.terminal import printable_lines
 
@@ -58,20 +60,15 @@ class Finding:
     hint: str = ""
 
 
-class CheckFailed(Exception):
+def _wrong(found: str, hint: str) -> MlRagError:
     """What stands in the way of the checks that build on this one."""
-
-    def __init__(self, found: str, hint: str) -> None:
-        super().__init__(found)
-        self.found, self.hint = found, hint
+    return MlRagError(found, hint=hint)
 
 
 def run(name: str, check: Callable[[], str]) -> Finding:
     """The finding of one check; every error becomes one, with its own hint where it has one."""
     try:
         return Finding(name, True, check())
-    except CheckFailed as e:
-        return Finding(name, False, e.found, e.hint)
     except MlRagError as e:
         return Finding(name, False, " ".join(filter(None, (e.message, e.detail))), e.hint or "")
     except psycopg.Error as e:
@@ -85,15 +82,12 @@ def run(name: str, check: Callable[[], str]) -> Finding:
 
 def _health(address: str) -> Any:
     """The reply of /healthz. Raises OSError, HTTPException, ValueError, or the error that the server answers."""
-    if address.startswith("unix:"):
-        connection = http.client.HTTPConnection("localhost")
-        connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.settimeout(SECONDS)
-    else:
-        connection = http.client.HTTPConnection(address.removeprefix("http://").rstrip("/"), timeout=SECONDS)
+    family, target = request_address(address)
+    connection = http.client.HTTPConnection("localhost")
     with contextlib.closing(connection):
-        if address.startswith("unix:"):
-            connection.sock.connect(address.removeprefix("unix:"))
+        connection.sock = socket.socket(family)
+        connection.sock.settimeout(SECONDS)
+        connection.sock.connect(target)
         connection.request("GET", "/healthz")
         reply = connection.getresponse()
         body = json.load(reply)
@@ -110,11 +104,9 @@ def check_server(address: str) -> Iterator[Finding]:
         try:
             reply.update(_health(address))
         except (OSError, http.client.HTTPException, ValueError, TypeError) as e:
-            raise CheckFailed(f"it cannot be reached from here: {address}: {e}.", _START) from None
+            raise _wrong(f"it cannot be reached from here: {address}: {e}.", _START) from None
         if reply.get("version") != __version__:
-            raise CheckFailed(
-                f"version {reply.get('version')}, this command is {__version__}", "Restart the model server."
-            )
+            raise _wrong(f"version {reply.get('version')}, this command is {__version__}", "Restart the model server.")
         return f"version {reply['version']}, up for {reply['uptime_seconds']:.0f} s, at {address}"
 
     finding = run("model server", health)
@@ -147,29 +139,27 @@ def check_extension(connection: psycopg.Connection) -> Iterator[Finding]:
     def postgresql() -> str:
         major = connection.info.server_version // 10000
         if not SUPPORTED_POSTGRESQL[0] <= major <= SUPPORTED_POSTGRESQL[1]:
-            raise CheckFailed(f"version {major}", "ml_rag runs on PostgreSQL {} to {}.".format(*SUPPORTED_POSTGRESQL))
+            raise _wrong(f"version {major}", "ml_rag runs on PostgreSQL {} to {}.".format(*SUPPORTED_POSTGRESQL))
         return f"version {major}, database {connection.info.dbname}, as {connection.info.user}"
 
     def pgvector() -> str:
         version = _value(connection, "SELECT extversion FROM pg_extension WHERE extname = 'vector'")
         if version is None:
-            raise CheckFailed("not installed", "CREATE EXTENSION ml_rag CASCADE installs it.")
+            raise _wrong("not installed", "CREATE EXTENSION ml_rag CASCADE installs it.")
         if tuple(map(int, version.split(".")[:2])) < OLDEST_PGVECTOR:
-            raise CheckFailed(
-                f"version {version}", "Install pgvector 0.8 or newer, then ALTER EXTENSION vector UPDATE."
-            )
+            raise _wrong(f"version {version}", "Install pgvector 0.8 or newer, then ALTER EXTENSION vector UPDATE.")
         return f"version {version}"
 
     def extension() -> str:
         version = _value(connection, "SELECT extversion FROM pg_extension WHERE extname = 'ml_rag'")
         if version is None:
-            raise CheckFailed(
+            raise _wrong(
                 "not installed in this database",
                 "As a superuser: CREATE EXTENSION ml_rag CASCADE. If it is not available: make install.",
             )
         sql_version = _value(connection, "SELECT ml_rag.version()")
         if sql_version != __version__:
-            raise CheckFailed(
+            raise _wrong(
                 f"version {sql_version}, this command is {__version__}",
                 "Run make install, then ALTER EXTENSION ml_rag UPDATE, or install the command of that version.",
             )
@@ -184,10 +174,9 @@ def check_keyword(connection: psycopg.Connection) -> Iterator[Finding]:
     """Keyword search: numpy in the python3 of the database server."""
 
     def numpy() -> str:
-        row = connection.execute("SELECT n.version, n.error FROM ml_rag._numpy() AS n").fetchone()
-        version, error = row or (None, None)
+        ((version, error),) = connection.execute("SELECT n.version, n.error FROM ml_rag._numpy() AS n").fetchall()
         if version is None:
-            raise CheckFailed(f"{error['message']}: {error['detail']}", error["hint"])
+            raise _wrong(f"{error['message']}: {error['detail']}", error["hint"])
         return f"numpy {version}"
 
     yield run("keyword search", numpy)
@@ -201,7 +190,7 @@ def check_vectorizers(connection: psycopg.Connection) -> Iterator[Finding]:
             "SELECT ml_rag._full_name(f) FROM ml_rag._former_vectorizers() AS f ORDER BY 1"
         ).fetchall()
         if rows:
-            raise CheckFailed(
+            raise _wrong(
                 "gone, so that changed rows keep the embedding of their former text: "
                 + ", ".join(name for (name,) in rows),
                 "SELECT ml_rag.create_vectorizer('TABLE', '…') with the options that it had takes a table back, and "
@@ -222,7 +211,7 @@ def check_roles(connection: psycopg.Connection) -> Iterator[Finding]:
             " WHERE NOT EXISTS (SELECT FROM pg_roles AS p WHERE p.rolname = k.role) GROUP BY k.role ORDER BY k.role"
         ).fetchall()
         if rows:
-            raise CheckFailed(
+            raise _wrong(
                 "conversations and evaluation runs of roles that are gone, which a new role of the name would see: "
                 + ", ".join(f"{n} of {role}" for role, n in rows),
                 "SELECT ml_rag.forget_role('…') deletes those of a role.",
@@ -293,7 +282,7 @@ def count_as_owner(dsn: str, store: Unread) -> int:
             sql.SQL("ALTER FUNCTION {}() OWNER TO {}").format(function, sql.Identifier(store.owner)),
         ):
             connection.execute(statement)
-        end = threading.Timer(COUNT_SECONDS, terminate, (dsn, connection.info.backend_pid))
+        end = threading.Timer(COUNT_SECONDS, _terminate, (dsn, connection.info.backend_pid))
         end.start()
         try:
             row = connection.execute(sql.SQL("SELECT {}()").format(function)).fetchone()
@@ -302,7 +291,7 @@ def count_as_owner(dsn: str, store: Unread) -> int:
         return int(row[0]) if row else 0
 
 
-def terminate(dsn: str, pid: int) -> None:
+def _terminate(dsn: str, pid: int) -> None:
     """End another session."""
     with psycopg.connect(dsn, connect_timeout=5) as connection:
         connection.execute("SELECT pg_catalog.pg_terminate_backend(%s)", (pid,))
@@ -336,12 +325,12 @@ def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
         ).fetchall()
         for name, value, available in rows:
             if available is None:
-                raise CheckFailed(
+                raise _wrong(
                     f"{name} is {value}, which the model server does not know",
                     f"SELECT ml_rag.configure('{name}', '…'), or add the model to the server's catalogue.",
                 )
             if not available:
-                raise CheckFailed(
+                raise _wrong(
                     f"{name} is {value}, whose files are missing",
                     how_to_pull(connection, value) or "Put them where the model server's catalogue says they are.",
                 )
@@ -360,10 +349,11 @@ def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
     def generation() -> str:
         began = time.monotonic()
         # a sentence that it can take out of a text, if it takes sentences only
-        query = "SELECT {}('Say hello.'::text, jsonb_build_object('max_tokens', 8, 'context', 'Say hello.'))"
-        if _value(connection, "SELECT ml_rag._default_model()") != EXTRACTIVE:
-            query = "SELECT {}('Say hello.'::text, jsonb_build_object('max_tokens', 8))"
-        _value(connection, sql.SQL(query).format(routine("ml_generate")))
+        options: dict[str, Any] = {"max_tokens": 8}
+        if _value(connection, "SELECT ml_rag._default_model()") == EXTRACTIVE:
+            options["context"] = "Say hello."
+        query = sql.SQL("SELECT {}('Say hello.'::text, %s)").format(routine("ml_generate"))
+        _value(connection, query, Jsonb(options))
         return f"answered in {(time.monotonic() - began) * 1000:.0f} ms"
 
     def retrieval() -> str:
@@ -372,7 +362,7 @@ def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
             connection, "SELECT count(*) FROM ml_rag.discover(embed_model_id => ml_rag._get_setting('embed_model_id'))"
         )
         if not usable:
-            raise CheckFailed(
+            raise _wrong(
                 f"{stores} vector stores that {connection.info.user} may read, none of the default embedding model",
                 "Make their model the default: SELECT ml_rag.configure('embed_model_id', '…'). "
                 "SELECT vector_store, embed_model_id FROM ml_rag.discover() shows it."
@@ -521,7 +511,7 @@ def check_models(connection: psycopg.Connection) -> Iterator[Finding]:
             if share > FOREIGN_SHARE:
                 wrong.append(f"{store} ({share:.0%} of the letters)")
         if wrong:
-            raise CheckFailed(
+            raise _wrong(
                 f"texts that are not English, with an embedding model for English: {', '.join(wrong)}",
                 f"{after_pull(connection, MULTILINGUAL)}CALL ml_rag.add_embedding('STORE', 'multilingual', "
                 f'\'{{"embed_model_id": "{MULTILINGUAL}"}}\'), '
