@@ -28,10 +28,6 @@ COMMANDS = {
 _EXTRAS = {"serve": "server", "models": "server", "mcp": "mcp", "gateway": "gateway", "explore": "explore"}
 
 
-def _module(command: str) -> str:
-    return f"ml_rag.{'server.commands' if _EXTRAS.get(command) == 'server' else 'client'}.{command}"
-
-
 class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -40,10 +36,12 @@ class _LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         try:
-            command: click.Command = getattr(importlib.import_module(_module(cmd_name)), cmd_name)
+            package = "server.commands" if _EXTRAS.get(cmd_name) == "server" else "client"
+            module = importlib.import_module(f"ml_rag.{package}.{cmd_name}")
         except ModuleNotFoundError as error:
             _name_the_extra(cmd_name, error)
             raise
+        command: click.Command = getattr(module, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -81,12 +79,7 @@ class _Failure(click.ClickException):
     """One of our errors, as a person at a terminal wants to read it."""
 
     def __init__(self, error: MlRagError) -> None:
-        lines = [error.message]
-        if error.detail:
-            lines.append(f"  {error.detail}")
-        if error.hint:
-            lines.append(f"  {error.hint}")
-        super().__init__(printable_lines("\n".join(lines)))
+        super().__init__(printable_lines("\n  ".join(filter(None, (error.message, error.detail, error.hint)))))
 
 
 @click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
