@@ -160,7 +160,7 @@ class Registry:
             if prefix:
                 texts = [prefix + text for text in texts]
             if not truncate and lease.entry.engine != "openai":
-                await lease.run(_check_lengths, lease.engine, texts)
+                _check_lengths(await lease.run(_count_all, lease.engine, texts), lease.engine.max_tokens)
             vectors, tokens = await lease.batcher.embed(texts, cancelled)
             self.metrics.tokens(lease.entry.id, tokens_in=tokens)
             return _cut(vectors, lease.dimensions), tokens
@@ -174,7 +174,9 @@ class Registry:
             if lease.entry.engine == "openai":
                 return None
             prefix = getattr(lease.entry, f"{input_type}_prefix") if input_type else ""
-            return await lease.run(_count_long, lease.engine, [prefix + text for text in texts])
+            most: int = lease.engine.max_tokens
+            counts = await lease.run(_count_all, lease.engine, [prefix + text for text in texts])
+            return sum(tokens is None or tokens > most for tokens in counts)
 
     async def count_tokens(self, model_id: str, texts: Sequence[str], cancelled: Cancelled) -> list[int | None] | None:
         """Tokens of each text as the embedding model reads it; None for one far beyond its limit, and in place of all
@@ -285,34 +287,23 @@ def _cut(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.flo
 _CHARACTERS_PER_TOKEN = 64
 
 
-def _tokens(engine: Any, tokenizer: Any, text: str) -> int | None:
-    """How many tokens a text has; None: more than any text of its length is split into to be counted."""
-    if len(text) > _CHARACTERS_PER_TOKEN * engine.max_tokens:
-        return None
-    return len(text.split()) if tokenizer is None else len(tokenizer.encode(text).ids)
-
-
 def _count_all(engine: Any, texts: Sequence[str]) -> list[int | None]:
-    tokenizer = engine.tokenizer()
-    return [_tokens(engine, tokenizer, text) for text in texts]
+    """How many tokens each text has; None: more than any text of its length is split into to be counted."""
+    tokenizer, longest = engine.tokenizer(), _CHARACTERS_PER_TOKEN * engine.max_tokens
+
+    def count(text: str) -> int:
+        return len(text.split()) if tokenizer is None else len(tokenizer.encode(text).ids)
+
+    return [None if len(text) > longest else count(text) for text in texts]
 
 
-def _count_long(engine: Any, texts: Sequence[str]) -> int:
-    """How many of the texts the model cuts."""
-    tokenizer = engine.tokenizer()
-    counts = (_tokens(engine, tokenizer, text) for text in texts)
-    return sum(tokens is None or tokens > engine.max_tokens for tokens in counts)
-
-
-def _check_lengths(engine: Any, texts: Sequence[str]) -> None:
+def _check_lengths(counts: Sequence[int | None], most: int) -> None:
     """Raises ``InvalidRequest`` for the first text that the model would cut."""
-    tokenizer = engine.tokenizer()
-    for place, text in enumerate(texts, start=1):
-        tokens = _tokens(engine, tokenizer, text)
-        if tokens is None or tokens > engine.max_tokens:
+    for place, tokens in enumerate(counts, start=1):
+        if tokens is None or tokens > most:
             count = "more" if tokens is None else str(tokens)
             raise InvalidRequest(
                 "the text is longer than the model takes in",
-                detail=f"Text {place} has {count} tokens; the model takes in {engine.max_tokens}.",
+                detail=f"Text {place} has {count} tokens; the model takes in {most}.",
                 hint='Split it, or leave out "truncate": it is cut then.',
             )
