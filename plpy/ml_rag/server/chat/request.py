@@ -147,27 +147,16 @@ class ChatRequest(_Model):
     tools: Annotated[list[Any] | None, Field(max_length=0)] = None
 
     @model_validator(mode="after")
-    def _question_comes_last(self) -> ChatRequest:
-        if self.writes_prompt and self.messages[-1].role != "user":
-            raise ValueError("with documents, task or language the last message must be the user's")
-        return self
-
-    @model_validator(mode="after")
-    def _citations_can_be_checked(self) -> ChatRequest:
-        if self.citations is not None and self.documents is None:
-            raise ValueError("citations needs documents")
-        return self
-
-    @model_validator(mode="after")
-    def _history_has_a_place(self) -> ChatRequest:
-        if self.history is not None and self.messages[-1].role != "user":
-            raise ValueError("history needs a last message of the user's")
-        return self
-
-    @model_validator(mode="after")
-    def _there_is_a_prompt_to_return(self) -> ChatRequest:
-        if self.return_prompt and not self.writes_prompt:
-            raise ValueError("return_prompt needs documents, task or language")
+    def _fits_together(self) -> ChatRequest:
+        writes, asks = self.writes_prompt, self.messages[-1].role == "user"
+        for is_wrong, why in (
+            (writes and not asks, "with documents, task or language the last message must be the user's"),
+            (self.citations is not None and self.documents is None, "citations needs documents"),
+            (self.history is not None and not asks, "history needs a last message of the user's"),
+            (self.return_prompt and not writes, "return_prompt needs documents, task or language"),
+        ):
+            if is_wrong:
+                raise ValueError(why)
         return self
 
     @property
@@ -197,9 +186,8 @@ class ChatRequest(_Model):
 def parse(body: bytes) -> ChatRequest:
     """The request in ``body``.
 
-    Raises:
-        InvalidRequest: it is no JSON, has too many values, or a field is missing, of the wrong type or out of range;
-            the detail names it.
+    Raises ``InvalidRequest``: it is no JSON, has too many values, or a field is missing, of the wrong type or out of
+    range; the detail names it.
     """
     check_values(body)
     try:
