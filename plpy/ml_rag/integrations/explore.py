@@ -262,15 +262,13 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
     environment = _environment()
     table = None if marks is None else _table(dsn, marks)
     who: dict[str, Any] = {}
+    run = reader.rows
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with reader.opened():
             who.update((await reader.rows(_WHO))[0])
             yield
-
-    async def run(query: Query, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
-        return await reader.rows(query, parameters)
 
     async def result(request: Request, work: Coroutine[Any, Any, Got]) -> Got:
         try:
@@ -460,13 +458,11 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         form = await request.form(max_fields=20)
         if table is None:
             raise HTTPException(404, "start ml-rag explore with --marks to keep marks")
-        if (
-            form.get("mark") not in ("right", "wrong", "none")
-            or not {"question", "vector_store", "document"} <= form.keys()
-        ):
+        needed = {name: form.get(name) for name in ("question", "vector_store", "document")}
+        if form.get("mark") not in ("right", "wrong", "none") or not all(needed.values()):
             raise HTTPException(400, "the form lacks something")
         parameters = {
-            **{name: str(form[name]) for name in ("question", "vector_store", "document")},
+            **{name: str(value) for name, value in needed.items()},
             "segment_number": _number(str(form.get("segment_number", "")), "the number of the segment"),
             "is_right": form["mark"] == "right",
         }

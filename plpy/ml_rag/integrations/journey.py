@@ -7,6 +7,7 @@ arm alone, of all arms fused without thresholds, of the reranker without its sma
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -184,59 +185,46 @@ def searches(options: Mapping[str, Any], told: Mapping[str, Any]) -> list[tuple[
     arms = options.get("arms")
     made: list[tuple[Candidates, dict[str, Any]]] = []
 
+    def add(name: str, measure: str, bound: Any, search: dict[str, Any]) -> None:
+        made.append((Candidates(name, measure, threshold=None if bound is None else float(bound)), search))
+
     def sized(candidates: Any) -> int:
         # no more than the arm brings in the call, where it brings at least as many as are wanted of it
         return min(MOST, max(int(candidates or 100), wanted))
 
+    everything = dict(plain)
     if isinstance(arms, list):
-        numbers: dict[str, int] = {}
+        numbers: Counter[str] = Counter()
         for arm in arms:
             search = arm["search"]
-            numbers[search] = numbers.get(search, 0) + 1
+            numbers[search] += 1
             name = search if numbers[search] == 1 else f"{search} {numbers[search]}"
             own = without(arm, "weight", "max_distance", "min_score")
             measure = {"semantic": "distance", "keyword": "BM25"}.get(search, "score")
             bound = arm.get("max_distance") if measure == "distance" else arm.get("min_score")
             if len(arms) == 1 and measure == "distance" and bound is None:
                 bound = limit
-            made.append(
-                (
-                    Candidates(name, measure, threshold=None if bound is None else float(bound)),
-                    {**plain, "arms": [own], "n_citations": sized(arm.get("candidates"))},
-                )
-            )
-        fewest = min(sized(arm.get("candidates")) for arm in arms)
+            add(name, measure, bound, {**plain, "arms": [own], "n_citations": sized(arm.get("candidates"))})
+        everything |= {"arms": arms, "n_citations": min(sized(arm.get("candidates")) for arm in arms)}
     else:
-        fewest = sized(_object(options, "hybrid_options").get("candidates"))
-        by = {
-            "semantic": options.get("semantic_search") is not False,
-            "keyword": options.get("keyword_search") is True,
-        }
-        for name in [name for name, is_on in by.items() if is_on]:
-            measure = "distance" if name == "semantic" else "BM25"
-            bound = limit if measure == "distance" and not all(by.values()) else None
-            only = {"semantic_search": name == "semantic", "keyword_search": name == "keyword"}
-            made.append(
-                (
-                    Candidates(name, measure, threshold=None if bound is None else float(bound)),
-                    {**plain, **only, "n_citations": fewest},
-                )
-            )
-    everything = {**plain, **({"arms": arms} if isinstance(arms, list) else {}), "n_citations": fewest}
+        everything["n_citations"] = sized(_object(options, "hybrid_options").get("candidates"))
+        is_semantic, is_keyword = options.get("semantic_search") is not False, options.get("keyword_search") is True
+        if is_semantic:
+            only = {"semantic_search": True, "keyword_search": False}
+            add("semantic", "distance", None if is_keyword else limit, {**everything, **only})
+        if is_keyword:
+            add("keyword", "BM25", None, {**everything, "semantic_search": False, "keyword_search": True})
     if len(made) > 1:
-        made.append((Candidates("fused", "score"), everything))
+        add("fused", "score", None, everything)
         if limit is not None:
-            made.append((Candidates("distance", "distance", threshold=float(limit)), everything))
+            add("distance", "distance", limit, everything)
     if "reranked" in counts:
-        smallest = thresholds.get("min_score")
         reranked = {
-            **everything,
             "rerank": {**_object(options, "rerank"), "min_score": None},
             "retrieval_options": {**_object(options, "retrieval_options"), "segment_overlap": 0},
             "n_citations": min(MOST, wanted),
         }
-        found = Candidates("reranked", "relevance", threshold=None if smallest is None else float(smallest))
-        made.append((found, reranked))
+        add("reranked", "relevance", thresholds.get("min_score"), {**everything, **reranked})
     return made
 
 
