@@ -173,9 +173,7 @@ class EngineProcess:
     Args:
         module: where ``load(entry, models_dir)`` is.
 
-    Raises:
-        ModelUnavailable: the model cannot be loaded, or ends its process.
-        QueueFull: not enough memory.
+    Raises ``ModelUnavailable`` (the model cannot be loaded, or ends its process); ``QueueFull`` (not enough memory).
     """
 
     max_tokens: int
@@ -219,9 +217,7 @@ class EngineProcess:
 
         Of messages that are far longer than the context a number that is larger than it, too.
 
-        Raises:
-            ClientGone: ``cancelled()`` became true.
-            EngineFailed: the process ended.
+        Raises ``ClientGone`` (``cancelled()`` became true); ``EngineFailed`` (the process ended).
         """
         if (size := _size(messages)) > BYTES_PER_TOKEN * self.max_tokens:
             return size // BYTES_PER_TOKEN + 1
@@ -234,10 +230,8 @@ class EngineProcess:
     def generate(self, messages: Sequence[dict[str, str]], sampling: Sampling, cancelled: Cancelled) -> Iterator[Delta]:
         """The answer, piece by piece; it ends within a token once ``cancelled()`` is true, or the process is ended.
 
-        Raises:
-            EngineFailed: the process ended.
-            InvalidRequest: the messages are far longer than the context.
-            MlRagError: what the engine raised.
+        Raises ``EngineFailed`` (the process ended); ``InvalidRequest`` (the messages are far longer than the
+        context); ``MlRagError`` (what the engine raised).
         """
         if (size := _size(messages)) > (most := BYTES_PER_TOKEN * self.max_tokens):
             raise InvalidRequest(
@@ -254,9 +248,7 @@ class EngineProcess:
     def embed(self, texts: Sequence[str], cancelled: Cancelled) -> NDArray[np.float32]:
         """Embeddings, shape (len(texts), dimensions); zeros once ``cancelled()`` is true.
 
-        Raises:
-            EngineFailed: the process ended.
-            MlRagError: what the engine raised.
+        Raises ``EngineFailed`` (the process ended); ``MlRagError`` (what the engine raised).
         """
         answer = self._numbers({"do": "embed", "texts": self._cut(texts)}, cancelled)
         if answer is None:
@@ -378,7 +370,8 @@ class EngineProcess:
             pass
         except (_GivenUp, _Useless):
             log.warning("model %s did not stop when its call was cancelled: its process is ended", self._model_id)
-        self._end()
+        if self._process is not None:
+            self._end()
 
     def _lost(self, *, loading: bool = False) -> MlRagError:
         """The error of the call that the process did not survive."""
