@@ -55,8 +55,7 @@ class Dataset:
 def read(folder: Path) -> Dataset:
     """The folder's documents and questions.
 
-    Raises:
-        InvalidRequest: the folder has neither form, or invalid line; the detail names it.
+    Raises ``InvalidRequest``: the folder has neither form, or invalid line; the detail names it.
     """
     questions = next((folder / name for name in _QUESTIONS if (folder / name).is_file()), None)
     if questions is None:

@@ -361,18 +361,15 @@ class _Cutter:
 
     def _only_headings(self, first: int, end: int) -> bool:
         """Whether the words are headings, each deeper than the one before, and the one at ``end`` deeper still."""
-        level = 0
+        found, level = self.found, 0
         for word in range(first, end):
-            if word in self.found.headings:
-                if self.found.headings[word][0] <= level:
+            if word in found.headings:
+                if found.headings[word][0] <= level:
                     return False
-                level = self.found.headings[word][0]
-            elif self.found.gaps[word] != AFTER_HEADING or self._line_breaks(word):
+                level = found.headings[word][0]
+            elif found.gaps[word] != AFTER_HEADING or "\n" in found.text[found.ends[word - 1] : found.starts[word]]:
                 return False
-        return self.found.headings[end][0] > level > 0
-
-    def _line_breaks(self, word: int) -> bool:
-        return "\n" in self.found.text[self.found.ends[word - 1] : self.found.starts[word]]
+        return found.headings[end][0] > level > 0
 
     def _joinable(self, before: tuple[int, int, int, tuple[str, ...]], stop: int, headings: tuple[str, ...]) -> bool:
         """Whether the piece up to ``stop`` still fits to the one before, under one heading."""
@@ -414,7 +411,8 @@ class _Cutter:
         total, gaps = self.found.total, self.found.gaps
         header = self.header(start)
         room = limit - (header.tokens if header else 0)
-        last = _last_that_fits(total, total[shared] + room, start, end)
+        # as many words as fit
+        last = max(start, min(end, bisect_right(total, total[shared] + room, start, end + 1) - 1))
         if self._split_by in ("paragraph", "sentence"):
             wanted = PARAGRAPH if self._split_by == "paragraph" else SENTENCE
             for word in range(start + 1, last + 1):
@@ -441,11 +439,6 @@ class _Cutter:
                 if gaps[word] == kind:
                     return word
         return last
-
-
-def _last_that_fits(total: Sequence[int], most: int, start: int, end: int) -> int:
-    """The largest end of a range from ``start`` whose words add up to no more than ``most``."""
-    return max(start, min(end, bisect_right(total, most, start, end + 1) - 1))
 
 
 def _common(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:

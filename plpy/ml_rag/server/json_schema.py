@@ -38,8 +38,7 @@ _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "m
 def check_size(schema: dict[str, Any]) -> None:
     """Bounds on the schema as it stands, for models of every engine.
 
-    Raises:
-        InvalidRequest: it is larger than the limit that the detail names, or has a number that JSON has not.
+    Raises ``InvalidRequest``: it is larger than the limit that the detail names, or has a number that JSON has not.
     """
     depth, values, level = 0, 0, [schema]
     while level:
@@ -65,8 +64,7 @@ def check_size(schema: dict[str, Any]) -> None:
 def check_repetitions(schema: dict[str, Any]) -> None:
     """Bounds on what a grammar for the schema unrolls. ``check_size`` comes first.
 
-    Raises:
-        InvalidRequest: it asks for more than the limit that the detail names.
+    Raises ``InvalidRequest``: it asks for more than the limit that the detail names.
     """
     together = 0
     for node in _objects(schema):
@@ -179,9 +177,8 @@ class _Group:
 def _pattern_length(pattern: str) -> int:
     """Characters of a pattern with its repetitions written out.
 
-    Raises:
-        InvalidRequest: more than ``MAX_PATTERN``; a repetition of more than ``MAX_REPETITIONS``, or of what may be
-            empty, which a grammar can follow in too many ways.
+    Raises ``InvalidRequest``: more than ``MAX_PATTERN``; a repetition of more than ``MAX_REPETITIONS``, or of what
+    may be empty, which a grammar can follow in too many ways.
     """
     groups = [_Group()]
     at = 0

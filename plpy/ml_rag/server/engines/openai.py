@@ -81,8 +81,8 @@ class OpenAIEmbed(_Remote):
     def embed(self, texts: Sequence[str], cancelled: Cancelled) -> NDArray[np.float32]:
         """Embeddings, shape (len(texts), dimensions), as the endpoint gives them. Zeros for what was cancelled.
 
-        Raises:
-            EngineFailed: the endpoint failed or sent vectors of another number or shape, or with NaN or infinity.
+        Raises ``EngineFailed``: the endpoint failed or sent vectors of another number or shape, or with NaN or
+        infinity.
         """
         vectors = np.zeros((len(texts), self.dimensions), np.float32)
         for start in range(0, len(texts), BATCH_TEXTS):
@@ -130,8 +130,7 @@ class OpenAIRerank(_Remote):
     def rerank(self, query: str, texts: Sequence[str], cancelled: Cancelled) -> NDArray[np.float32]:
         """Relevance 0-1 of each text, shape (len(texts),). Zeros for what was cancelled.
 
-        Raises:
-            EngineFailed: the endpoint failed, or did not give one finite score for each text.
+        Raises ``EngineFailed``: the endpoint failed, or did not give one finite score for each text.
         """
         try:
             reply = self._ask(query, list(texts), cancelled)
@@ -193,8 +192,7 @@ class OpenAIGenerate(_Remote):
         ``speculative_decoding`` is the endpoint's own affair. Once ``cancelled()`` is true the connection is closed
         and the answer ends without a last piece.
 
-        Raises:
-            EngineFailed: the endpoint failed, or broke off.
+        Raises ``EngineFailed``: the endpoint failed, or broke off.
         """
         body = self._body(messages, sampling)
         most = min(STREAM_BYTES + TOKEN_BYTES * sampling.max_tokens, MAX_STREAM_BYTES)

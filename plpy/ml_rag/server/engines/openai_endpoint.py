@@ -121,8 +121,7 @@ class Endpoint:
     def wait(self, work: Coroutine[Any, Any, T], cancelled: Cancelled) -> T:
         """The result of ``work``; it is cancelled, and its connection closed, once ``cancelled()`` is true.
 
-        Raises:
-            CallerGone: ``cancelled()`` became true first.
+        Raises ``CallerGone``: ``cancelled()`` became true first.
         """
 
         if cancelled():
@@ -148,8 +147,7 @@ class Endpoint:
         Texts to embed or rank are sent again after what may pass. A prompt is sent again only where nobody took it or
         who took it says that nothing was done: an answer costs, and what the endpoint died of would kill it again.
 
-        Raises:
-            EngineFailed: the endpoint refused, or cannot be reached; the detail has its own words.
+        Raises ``EngineFailed``: the endpoint refused, or cannot be reached; the detail has its own words.
         """
         attempts = AsyncRetrying(stop=_is_enough, wait=_pause, retry=retry_if_exception_type(_Passing), reraise=True)
         try:
