@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,18 @@ import pytest
 
 from support import programs
 from support.cluster import Cluster, Connection, Database
-from support.scripted import MODEL, Script, scripted_server
+from support.scripted import MODEL, Script
+from support.scripted import script as scripted
 from support.stores import answer, create_store, error, fake_embedding
+
+__all__ = ["scripted"]
 
 TEXTS = {"heron.pdf": "the heron stands in the reeds", "tern.pdf": "the tern dives for fish", "loon.pdf": "a loon"}
 
 
-@pytest.fixture(scope="module")
-def server(reachable_dir: Path) -> Iterator[Script]:
-    with scripted_server(reachable_dir) as made:
-        yield made
-
-
 @pytest.fixture
-def script(db: Database, server: Script) -> Script:
-    server.attach(db)
-    server.answer = "It stands in the reeds."
+def script(db: Database, scripted: Script) -> Script:
+    scripted.answer = "It stands in the reeds."
     owner = db.connect()
     owner.execute("SELECT ml_rag.configure('generate_model_id', %s)", (MODEL,))
     create_store(
@@ -37,7 +32,7 @@ def script(db: Database, server: Script) -> Script:
         [(name, i, 1, text, fake_embedding(text)) for i, (name, text) in enumerate(TEXTS.items())],
         "vector(16)",
     )
-    return server
+    return scripted
 
 
 def chat(connection: Connection, query: str | None, **options: Any) -> Any:

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from support.cluster import Connection, Database
-from support.scripted import MODEL, Script, scripted_server
+from support.scripted import MODEL, Script
+from support.scripted import script as scripted
 from support.stores import Row, create_store, error, fake_embedding
 
-
-@pytest.fixture(scope="module")
-def server(reachable_dir: Path) -> Iterator[Script]:
-    with scripted_server(reachable_dir) as made:
-        yield made
+__all__ = ["scripted"]
 
 
 @pytest.fixture
-def script(db: Database, server: Script) -> Script:
-    server.attach(db)
-    server.answer = "It stands in the reeds."
+def script(db: Database, scripted: Script) -> Script:
+    scripted.answer = "It stands in the reeds."
     db.connect().execute("SELECT ml_rag.configure('generate_model_id', %s)", (MODEL,))
-    return server
+    return scripted
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,10 @@ import pytest
 
 from support.cluster import Connection, Database
 from support.scripted import MODEL, Script, scripted_model
+from support.scripted import module_script as script
 from support.stores import answer, create_store, error, grant, mark, search, warnings_of
+
+__all__ = ["script"]
 
 COLUMNS = ["price", "brand", "colors", "added_on", "in_stock"]
 PRODUCTS = [
@@ -22,12 +24,6 @@ PRODUCTS = [
     (3, "mug", 8.5, "Tarnfell", [], "2026-06-30", True, {}),
     (4, "boots", 250.0, None, ["red"], None, None, {"season": "4"}),
 ]
-
-
-@pytest.fixture(scope="module")
-def script(module_db: Database, reachable_dir: Path) -> Iterator[Script]:
-    with scripted_model(module_db, reachable_dir) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

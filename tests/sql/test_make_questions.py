@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.cluster import Connection, Database
+from support.cluster import Connection
 from support.loading import rows
-from support.scripted import MODEL, Script, scripted_model
+from support.scripted import MODEL, Script, script
 from support.stores import Row, create_store, error, fake_embedding, warnings_of
+
+__all__ = ["script"]
 
 BIRDS = ["heron", "grebe", "loon", "tern", "gull", "swan", "duck", "coot", "rail", "crane"]
 TEXTS = [
     f"The {bird} of segment {i} lives beside the long and quiet river, where it eats {i} fish a day"
     for i, bird in enumerate(BIRDS)
 ]
-
-
-@pytest.fixture
-def script(db: Database, reachable_dir: Path) -> Iterator[Script]:
-    with scripted_model(db, reachable_dir) as made:
-        yield made
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -13,24 +11,14 @@ import pytest
 
 from support.cluster import Connection, Database
 from support.nodes import create, nodes, refresh
-from support.scripted import MODEL, Script, scripted_server
+from support.scripted import MODEL, Script, script
 from support.stores import create_store, error, fake_embedding, insert, search
+
+__all__ = ["script"]
 
 #: brief in the catalogue
 SMALLEST = "smollm2-135m-instruct"
 TEXTS = {(1, 1): "Herons wait for fish.", (1, 2): "Loons call at night.", (2, 1): "Swans are heavy."}
-
-
-@pytest.fixture(scope="module")
-def server(reachable_dir: Path) -> Iterator[Script]:
-    with scripted_server(reachable_dir) as made:
-        yield made
-
-
-@pytest.fixture
-def script(db: Database, server: Script, local_sockets: Path) -> Script:
-    server.attach(db)
-    return server
 
 
 @pytest.fixture

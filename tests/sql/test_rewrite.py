@@ -5,28 +5,23 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support import interrupts
 from support.cluster import Connection, Database
-from support.scripted import MODEL, Script, scripted_model
+from support.scripted import MODEL, Script
+from support.scripted import module_script as script
 from support.stores import Row, answer, create_store, error, fake_embedding, search, warnings_of
+
+__all__ = ["script"]
 
 #: brief in the catalogue
 SMALLEST = "smollm2-135m-instruct"
 BIRDS = ["heron", "grebe", "loon", "tern", "gull", "swan", "duck", "coot"]
 HISTORY = [{"role": "user", "content": "Who knows the heron?"}, {"role": "assistant", "content": "The grebe does."}]
 IN_CONTEXT = "Who knows the heron?\nThe grebe does.\nand the tern?"
-
-
-@pytest.fixture(scope="module")
-def script(module_db: Database, reachable_dir: Path) -> Iterator[Script]:
-    with scripted_model(module_db, reachable_dir) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.cluster import Connection, Database
+from support.cluster import Connection
 from support.loading import rows
-from support.scripted import MODEL, Script, scripted_model
+from support.scripted import MODEL, Script, script
 from support.stores import answer, create_store, error, fake_embedding, search
 from support.vectorizers import create, run
+
+__all__ = ["script"]
 
 TENTS = [
     (1, "Trailhome", "Tent for two with a porch", "tent", "Zenith", 89.90),
@@ -24,12 +24,6 @@ TENTS = [
 ]
 TEMPLATE = "Name: {name} Description: {description} Type: {type}"
 QUESTION = "What tents do you have under $100 from Zenith?"
-
-
-@pytest.fixture
-def script(db: Database, reachable_dir: Path) -> Iterator[Script]:
-    with scripted_model(db, reachable_dir) as made:
-        yield made
 
 
 @pytest.fixture

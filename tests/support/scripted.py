@@ -1,4 +1,4 @@
-"""Databases whose model server asks a scripted endpoint for its generation model ``scripted``."""
+"""Databases whose model server asks a scripted endpoint for its generation model ``scripted``; fixtures to import."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from ml_rag.testing import remote_model, running_server, scripted_endpoint
 from support.cluster import Database
@@ -84,3 +86,17 @@ def scripted_model(
     with scripted_server(sockets, context_tokens, model) as script:
         script.attach(database)
         yield script
+
+
+@pytest.fixture
+def script(db: Database, local_sockets: Path) -> Iterator[Script]:
+    """The model server of this test's database."""
+    with scripted_model(db, local_sockets) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def module_script(module_db: Database, reachable_dir: Path) -> Iterator[Script]:
+    """The model server of the database of a module's tests."""
+    with scripted_model(module_db, reachable_dir) as made:
+        yield made
