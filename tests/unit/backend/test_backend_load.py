@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ml_rag.backend import load
 from ml_rag.backend.load import INSERT_SEGMENTS, Loader, Rows, Upload, multipart, rows
-from ml_rag.errors import DimensionMismatch, DocumentError, EngineFailed, InvalidRequest, QueueFull, UnknownModel
+from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest, QueueFull, UnknownModel
 from ml_rag.files import File
 
 DATES = {"last_modified_date": "2026-11-22T09:30:00Z"}
@@ -199,21 +199,6 @@ def test_documents_may_come_back_in_any_order() -> None:
     assert {name: portions[0].segments for name, portions in store.written.items()} == {"b": ["second"], "a": ["first"]}
 
 
-def test_unchanged_documents_are_not_sent() -> None:
-    sha256 = hashlib.sha256(b"content of a").hexdigest()
-    store = FakeStore(
-        {"a": (sha256, "o"), "b": ("other", "o"), "c": (hashlib.sha256(b"content of c").hexdigest(), "p")}
-    )
-    server = FakeServer(line(0, ["b"]), line(1, ["c"]))
-    loader = run(store, server, "a", "b", "c")
-    assert loader.outcome.counts["unchanged"] == 1
-    assert loader.outcome.counts["changed"] == 2
-    assert b"content of a" not in server.bodies[0]
-    again = run(FakeStore({"a": (sha256, "o")}), server, "a")
-    assert again.outcome.counts["unchanged"] == 1
-    assert len(server.bodies) == 1
-
-
 def test_without_refresh_known_documents_are_not_even_read() -> None:
     def read() -> File:
         raise AssertionError("read")
@@ -256,34 +241,8 @@ def test_a_missing_document_is_an_error() -> None:
         run(FakeStore(), FakeServer(line(0, ["one"])), "a", "b")
 
 
-def test_other_dimensions_than_the_store_has_are_an_error() -> None:
-    with pytest.raises(DimensionMismatch):
-        run(FakeStore(), FakeServer(line(0, ["one"])), "a", dimensions=3)
-
-
 def failure(index: int, code: str, message: str = "no good") -> dict[str, Any]:
     return line(index, [], error={"message": message, "code": code, "detail": "why", "hint": "what to do"})
-
-
-def test_a_failed_document_is_reported_and_the_others_go_on() -> None:
-    store = FakeStore({"b": ("other", "o")})
-    store.refuses = "c"
-    server = FakeServer(line(0, ["a"]), failure(1, "document_failed"), line(2, ["c"]), failure(3, "engine_failed"))
-    loader = run(store, server, "a", "b", "c", "d")
-    assert set(store.written) == {"a"}
-    result = loader.outcome.result()
-    assert result["failed"] == [
-        {
-            "document_name": "b",
-            "error": "no good",
-            "detail": "why",
-            "hint": "what to do",
-            "kept": "the segments of its former version",
-        },
-        {"document_name": "c", "error": "refused"},
-        {"document_name": "d", "error": "no good", "detail": "why", "hint": "what to do"},
-    ]
-    assert (result["documents"]["loaded"], result["documents"]["failed"]) == (1, 3)
 
 
 def test_what_was_left_out_of_a_document_is_reported() -> None:
