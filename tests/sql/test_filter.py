@@ -50,7 +50,7 @@ def test_empty_lists_of_documents(owner: Connection, asker: Connection) -> None:
 @pytest.fixture(scope="module")
 def many(cluster: Cluster) -> Iterator[Database]:
     """A database with a store that is searched by indexes."""
-    with cluster.database() as database:
+    with cluster.database(fresh=True) as database:
         owner = database.connect()
         create_store(owner)
         owner.execute(
