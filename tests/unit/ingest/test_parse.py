@@ -110,6 +110,7 @@ def test_an_unknown_name_in_formats_is_a_bad_request() -> None:
         (b"\xef\xbb\xbf\n", "document is empty"),
         (b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "document has no text"),
         (b"GIF89a" + bytes(range(256)), "unknown document format"),
+        (b"%!PS-Adobe-3.0\n%%Title: a page\n72 720 moveto (Grebes dive) show\n", "unknown document format"),
         (bytes(range(256)) * 4, "unknown document format"),
         (b"PK\x03\x04" + b"\0" * 50, "document is truncated or damaged"),
         (b"%PDF-1.7\nnothing else", "document is truncated or damaged"),

@@ -19,15 +19,16 @@ _PICTURE = "Save it as PNG and load it with ocr or describe_images, or give its 
 _MEDIA = "Transcribe it, and load the text or its subtitles (VTT, SRT)."
 _PROGRAM = "Leave it out: list what you want in formats."
 _TABLE = "Export what it holds as CSV or JSON lines."
+_CONVERT = "Convert it to PDF, HTML or text first."
 #: openings of formats that no parser here reads, with what can be done about each
 _UNREADABLE = (
     (b"\x89PNG", "PNG image", _PICTURE), (b"GIF8", "GIF image", _PICTURE), (b"BM", "BMP image", _PICTURE),
     (b"7z\xbc\xaf", "7z archive", _PACKED), (b"Rar!", "RAR archive", _PACKED),
     (b"\x7fELF", "program", _PROGRAM), (b"MZ", "program", _PROGRAM),
     (b"SQLite format 3", "SQLite database", _TABLE), (b"PAR1", "Parquet file", _TABLE),
+    (b"%!PS", "PostScript file", _CONVERT),
     (b"OggS", "Ogg media", _MEDIA), (b"ID3", "MP3 audio", _MEDIA), (b"RIFF", "RIFF media", _MEDIA),
 )  # fmt: skip
-_CONVERT = "Convert it to PDF, HTML or text first."
 
 _MAIL = re.compile(
     r"\A(?:From \S.*\n)?(?:(?:Return-Path|Received|Delivered-To|DKIM-Signature|ARC-Seal|X-[\w-]+|Message-ID|Date|From|"
