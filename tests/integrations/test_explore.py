@@ -831,6 +831,7 @@ def test_names_and_excerpts() -> None:
     ]  # fmt: skip
     assert marked.excerpt("# Head\n\n| a | b |\n| --- | :-: |\n| 1-2 | x |") == "Head a b 1-2 x"
     assert marked.excerpt("one two three", 8) == "one two …"
+    assert marked.excerpt("The **first**, of `a_b`") == "The first, of a_b"
     assert marked.excerpt("x" * 200) == "x" * 120 + " …"
     assert marked.excerpt(None) == ""
 

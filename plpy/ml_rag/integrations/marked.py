@@ -125,8 +125,9 @@ def supported(text: str, claims: Sequence[Mapping[str, Any]]) -> list[tuple[str,
 
 
 def excerpt(segment: str | None, most: int = 120) -> str:
-    """The first words of a segment, without what Markdown draws tables and headings with."""
-    words = re.sub(r"\|[\s|:-]*|(?:^|(?<=\s))#{1,6} ", " ", _FORMAT.sub("", _BREAK.sub(" ", segment or ""))).split()
+    """The first words of a segment, without what Markdown draws tables and headings with, and emphasis."""
+    text = re.sub(r"\*\*|`", "", _FORMAT.sub("", _BREAK.sub(" ", segment or "")))
+    words = re.sub(r"\|[\s|:-]*|(?:^|(?<=\s))#{1,6} ", " ", text).split()
     kept: list[str] = []
     length = 0
     for word in words:
