@@ -394,33 +394,31 @@ EXCEPTION WHEN query_canceled OR OTHERS THEN
 END
 $$;
 
-CREATE FUNCTION ml_rag._ask_hits(store ml_rag.store, shards regclass[], request jsonb, n integer) RETURNS jsonb
+CREATE FUNCTION ml_rag._ask_hits(store ml_rag.store, asked regclass[], request jsonb, n integer,
+  OUT shards text[], OUT answers jsonb[], OUT failure jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 AS $$
--- purpose: what the shards answer to a request for hits, an array; one of another version has no hits; {"failure"} as above
+-- purpose: what shards answer to a request for hits; one of another version has none; failure: as above
 -- Reads: the shards, as the caller
 DECLARE
   _detail text;
   _context text;
-  _failure jsonb;
   _answer record;
-  _answers jsonb := '[]';
 BEGIN
-  FOR _answer IN SELECT a.shard, a.answer FROM ml_rag._ask_shards(shards, request) AS a LOOP
+  FOR _answer IN SELECT a.shard, a.answer FROM ml_rag._ask_shards(asked, request) AS a LOOP
     IF NOT _answer.answer ? 'version' THEN
       PERFORM ml_rag._check_hits(_answer.shard, _answer.answer, n);
     END IF;
-    _answers := _answers || (_answer.answer || jsonb_build_object('shard', _answer.shard));
+    shards := array_append(shards, _answer.shard);
+    answers := array_append(answers, _answer.answer);
   END LOOP;
-  RETURN _answers;
 EXCEPTION WHEN query_canceled OR OTHERS THEN
   GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL;
-  _failure := ml_rag._shard_failure(store, SQLSTATE, SQLERRM, _detail, _context);
-  IF _failure IS NULL THEN
+  failure := ml_rag._shard_failure(store, SQLSTATE, SQLERRM, _detail, _context);
+  IF failure IS NULL THEN
     RAISE;
   END IF;
-  RETURN jsonb_build_object('failure', _failure);
 END
 $$;
 

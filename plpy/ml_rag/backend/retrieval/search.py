@@ -394,7 +394,7 @@ class Search:
         while True:
             self.reads += 1
             ways = self.set(sources)[2:]
-            if any(self.kind(source.store) in ("p", "f", "distributed") for source in sources):
+            if any(self._reads_servers(source) for source in sources):
                 row = self._try(sources)
             else:
                 made = kept.statement(self._plpy, self.shape, tuple(sources), self._context.schema, ways)
@@ -423,6 +423,11 @@ class Search:
         other = copy.copy(self)
         other.values = values
         return other
+
+    def _reads_servers(self, source: Source) -> bool:
+        """Whether the statement may read other servers: not where what its arms have found there is given."""
+        is_given = all(search is None or isinstance(search, Given) for search in source.searches)
+        return self.kind(source.store) in ("p", "f", "distributed") and not (is_given and self.shape.overlap == 0)
 
     def text(self, sources: list[Source], shape: Shape) -> str:
         """The statement with its values in it."""

@@ -39,22 +39,22 @@ _run = Statements(
         ),
         "ask": (
             # what is in the hits is anybody's, and stays a text: however deep, and with all digits of its numbers
-            "SELECT CASE jsonb_typeof(a.answers) WHEN 'object' THEN a.answers::text END AS failure,"
-            " (SELECT bool_or(x ? 'version') FROM jsonb_array_elements(l.answers) AS x) AS is_other,"
-            " (SELECT coalesce(jsonb_agg(h.hit || '{\"row_key\": null}' ORDER BY x.place, h.place), '[]')::text"
-            " FROM jsonb_array_elements(l.answers) WITH ORDINALITY AS x (answer, place), jsonb_array_elements("
+            "SELECT a.failure::text AS failure, a.shards,"
+            " (SELECT bool_or(x.answer ? 'version') FROM unnest(a.answers) AS x (answer)) AS is_other,"
+            # of all shards as many as the arm brings, and those that are as good as the last of them
+            " (SELECT coalesce(jsonb_agg(b.hit || '{\"row_key\": null}' ORDER BY b.shard, b.place), '[]')::text FROM ("
+            "SELECT h.hit, x.place AS shard, h.place, rank() OVER (ORDER BY $7 * (h.hit ->> $6)::float8) AS rank"
+            " FROM unnest(a.answers) WITH ORDINALITY AS x (answer, place), jsonb_array_elements("
             "CASE jsonb_typeof(x.answer -> 'hits') WHEN 'array' THEN x.answer -> 'hits' END)"
-            " WITH ORDINALITY AS h (hit, place)) AS hits,"
-            " ARRAY(SELECT x ->> 'shard' FROM jsonb_array_elements(l.answers) AS x) AS shards,"
-            " ARRAY(SELECT (x -> 'facts')::text FROM jsonb_array_elements(l.answers) AS x) AS facts"
-            " FROM (SELECT ml_rag._ask_hits(jsonb_populate_record(NULL::ml_rag.store, $1),"
+            " WITH ORDINALITY AS h (hit, place)) AS b WHERE b.rank <= $4) AS hits,"
+            " ARRAY(SELECT (x.answer -> 'facts')::text FROM unnest(a.answers) AS x (answer)) AS facts"
+            " FROM ml_rag._ask_hits(jsonb_populate_record(NULL::ml_rag.store, $1),"
             " ARRAY(SELECT s::regclass FROM jsonb_array_elements_text($2) AS s), "
             # of the options those that say which rows count, and settings of an index
             "jsonb_set($3, '{request,options}', (SELECT coalesce(jsonb_object_agg(o.key, o.value), '{}')"
             " FROM jsonb_each($5) AS o WHERE o.key = ANY (ml_rag._filter_options() || '{index_options}'::text[]))),"
-            " $4) AS answers) AS a CROSS JOIN LATERAL ("
-            "SELECT CASE jsonb_typeof(a.answers) WHEN 'array' THEN a.answers END AS answers) AS l",
-            *("jsonb", "jsonb", "jsonb", "int4", "jsonb"),
+            " $4) AS a",
+            *("jsonb", "jsonb", "jsonb", "int4", "jsonb", "text", "int4"),
         ),
     }
 )
@@ -121,13 +121,15 @@ class Asking:
         if leaves:
             inner = replace(self._source, leaves=tuple(leaves))
             hits, facts = search.here(inner, self._arm, self._asked, corpus)
-        options = search.request.options
-        call = {"call": "keyword" if is_keyword else "semantic"}
+        unit = self._arm.unit
+        value = {"score": "keyword_score", "own": "score"}.get(unit.column, unit.column)
+        request |= {"call": "keyword" if is_keyword else "semantic"}
         found = _run(
-            plpy, "ask", json.dumps(self._store), shards, json.dumps(request | call), self._arm.candidates, options
+            *(plpy, "ask", json.dumps(self._store), shards, json.dumps(request), self._arm.candidates),
+            *(search.request.options, value, -1 if unit.is_descending else 1),
         )[0]
         if found["failure"] is not None:
-            raise Silent(json.loads(found["failure"])["failure"])
+            raise Silent(json.loads(found["failure"]))
         if found["is_other"]:
             return None  # a shard has another version: its rows are sorted there, and read here
         told = {name: _facts(text) for name, text in zip(found["shards"], found["facts"], strict=True)}
