@@ -317,7 +317,7 @@ class Retrieval:
         vector = given["query_embedding"]
         request = requests.of_record(self._plpy, self._schema, text, "hits", has_vector=vector is not None)
         store = discovery.of_record(self._plpy, self._schema, call["store"], call["relation"])
-        store = replace(store, key=tuple(asked.get("key", ())))
+        store = replace(store, key=tuple(asked.get("metadata_key", ())))
         vectors = Vectors(vector, {(1, None): own} if own else {})
         if asked.get("embedding") is not None:
             vectors.embeddings[1, store.relation] = self._embedding(store, asked["embedding"])

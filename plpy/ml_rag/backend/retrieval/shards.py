@@ -106,7 +106,7 @@ class Asking:
             },
             "arm": arm,
             "embedding": column,
-            "key": self._source.store.key,
+            "metadata_key": self._source.store.key,
         }
         corpus = None
         if index is not None:
