@@ -17,7 +17,6 @@ import subprocess
 import tempfile
 import threading
 import time
-import weakref
 from base64 import b64decode
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -215,9 +214,8 @@ def _descriptor(content: IO[bytes] | bytes, stack: contextlib.ExitStack) -> int:
         content = content.read()
     descriptor = os.memfd_create("document", os.MFD_CLOEXEC)
     stack.callback(os.close, descriptor)
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
+    with open(descriptor, "wb", closefd=False) as memory:
+        memory.write(content)
     return descriptor
 
 
@@ -253,7 +251,7 @@ class Sandbox:
         # last in, first out: a single stream of documents keeps a single child
         self._idle: queue.LifoQueue[_Child] = queue.LifoQueue()
         self._runs: set[_Run] = set()
-        self._finalizer = weakref.finalize(self, _end, self._idle, self._runs, self._threads)
+        self._is_closed = False
 
     async def run(self, job: Job) -> Parsed:
         """Parse and split a document; cancelling the task kills the child.
@@ -271,8 +269,15 @@ class Sandbox:
 
     def close(self) -> None:
         """End all children, those at work too; their documents fail."""
-        self._finalizer()
+        self._is_closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for run in list(self._runs):
+            run.cancel()
         self._threads.shutdown(wait=True)
+        while not self._idle.empty():
+            child = self._idle.get_nowait()
+            child.kill()
+            child.close()
 
     def _in_thread(self, run: _Run, job: Job) -> Parsed:
         child: _Child | None = None
@@ -291,7 +296,7 @@ class Sandbox:
             if child is not None:
                 child.documents += 1
                 worn = child.spent or child.documents >= self.limits.documents_per_worker
-                if not worn and not run.cancelled and self._finalizer.alive:
+                if not worn and not run.cancelled and not self._is_closed:
                     self._idle.put(child)
                 else:
                     child.close()
@@ -313,16 +318,13 @@ class Sandbox:
         message = {
             "name": job.name,
             "formats": list(job.formats) if job.formats is not None else None,
-            "language": job.language,
-            "ocr": job.ocr,
-            "describe_images": job.describe_images,
-            "described": job.described,
+            "language": job.language, "ocr": job.ocr,
+            "describe_images": job.describe_images, "described": job.described,
             "model": job.tokenizer.key,
             "chunking": [how.split_by, how.segment_tokens, how.overlap_tokens, how.context],
-            "cpu_seconds": self.limits.cpu_seconds,
-            "reply_bytes": self.limits.reply_bytes,
+            "cpu_seconds": self.limits.cpu_seconds, "reply_bytes": self.limits.reply_bytes,
             "segments": min(self.limits.segments, self.limits.embedding_bytes // (4 * job.dimensions)),
-        }
+        }  # fmt: skip
         answer = orjson.loads(child.ask(message, deadline, job.content))
         if "error" in answer:
             child.spent = answer.get("spent", False)
@@ -356,14 +358,3 @@ class Sandbox:
             detail=f"the parser ended with {cause(status)}",
             hint="It may be damaged: open it in the program it comes from and save it again.",
         )
-
-
-def _end(idle: queue.LifoQueue[_Child], runs: set[_Run], threads: ThreadPoolExecutor) -> None:
-    threads.shutdown(wait=False, cancel_futures=True)
-    for run in list(runs):
-        run.cancel()
-    with contextlib.suppress(queue.Empty):
-        while True:
-            child = idle.get_nowait()
-            child.kill()
-            child.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import io
 import os
 import tempfile
@@ -14,9 +13,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest
-from ml_rag.ingest.sandbox import Job, ModelTokenizer, Sandbox
+from ml_rag.ingest.sandbox import Job, ModelTokenizer
 from ml_rag.ingest.split import Chunking
-from support.sandboxing import PARSER, PLAIN, Make, ask, eventually, fails, is_alive, job, make, pid
+from support.sandboxing import PLAIN, Make, ask, eventually, fails, is_alive, job, make, pid
 
 __all__ = ["make"]
 
@@ -263,14 +262,6 @@ def test_closing_ends_the_children_at_work_too(make: Make) -> None:
     asyncio.run(main())
     assert time.monotonic() - began < 10
     assert eventually(lambda: not is_alive(idle))
-
-
-def test_a_sandbox_that_nobody_closed_ends_with_its_last_reference(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    sandbox = Sandbox(workers=1, parser=PARSER)
-    child = pid(sandbox)
-    del sandbox
-    gc.collect()
-    assert eventually(lambda: not is_alive(child))
 
 
 def test_a_parser_that_cannot_be_imported_is_no_documents_fault(make: Make) -> None:
