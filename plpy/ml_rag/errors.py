@@ -132,19 +132,10 @@ class DocumentError(MlRagError):
 BY_CODE: dict[str, type[MlRagError]] = {
     cls.code: cls
     for cls in (
-        InvalidRequest,
-        UnknownModel,
-        WrongTask,
-        DimensionMismatch,
-        PrivilegeError,
-        ModelUnavailable,
-        ServerUnreachable,
-        QueueFull,
-        DiskFull,
-        EngineFailed,
-        DocumentError,
+        InvalidRequest, UnknownModel, WrongTask, DimensionMismatch, PrivilegeError, ModelUnavailable, ServerUnreachable,
+        QueueFull, DiskFull, EngineFailed, DocumentError,
     )
-}
+}  # fmt: skip
 
 
 def from_json(body: Any, status: int) -> MlRagError:

@@ -17,15 +17,8 @@ from ml_rag.errors import DocumentError, InvalidRequest
 
 #: scheme -> the extra of this package that brings its file system
 EXTRAS = {
-    "https": "https",
-    "http": "https",
-    "s3": "s3",
-    "gs": "gs",
-    "gcs": "gs",
-    "az": "az",
-    "abfs": "az",
-    "oci": "oci",
-}
+    "https": "https", "http": "https", "s3": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "az", "oci": "oci",
+}  # fmt: skip
 #: what fsspec calls the time of the last change, by file system
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "timeModified", "time_modified", "created")
 

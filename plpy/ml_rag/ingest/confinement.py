@@ -23,11 +23,8 @@ _SECONDS = 30
 def environment() -> dict[str, str]:
     """The environment of a parser's process."""
     # the models want the other cores
-    return inherited(_ENVIRONMENT) | {
-        "TOKENIZERS_PARALLELISM": "false",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
+    single = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return inherited(_ENVIRONMENT) | single
 
 
 @functools.cache

@@ -39,17 +39,10 @@ _MODES: dict[VectorStoreQueryMode, dict[str, Any]] = {
 }
 #: operators that option filters has under another name
 _OPERATORS = {
-    FilterOperator.EQ: "eq",
-    FilterOperator.NE: "ne",
-    FilterOperator.GT: "gt",
-    FilterOperator.GTE: "gte",
-    FilterOperator.LT: "lt",
-    FilterOperator.LTE: "lte",
-    FilterOperator.IN: "in",
-    FilterOperator.NIN: "nin",
-    FilterOperator.ANY: "in",
-    FilterOperator.CONTAINS: "eq",
-}
+    FilterOperator.EQ: "eq", FilterOperator.NE: "ne", FilterOperator.GT: "gt", FilterOperator.GTE: "gte",
+    FilterOperator.LT: "lt", FilterOperator.LTE: "lte", FilterOperator.IN: "in", FilterOperator.NIN: "nin",
+    FilterOperator.ANY: "in", FilterOperator.CONTAINS: "eq",
+}  # fmt: skip
 #: keys of the metadata that hold a node's name in citations, the first that is there
 _NAMES = ("file_path", "file_name", "source", "url")
 #: arguments of LlamaIndex's retrievers, beside the first two of ours

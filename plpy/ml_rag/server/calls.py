@@ -126,7 +126,8 @@ class Figures:
     def add(self, microseconds: int) -> None:
         self.total += microseconds
         self.longest = max(self.longest, microseconds)
-        self.classes[_class(microseconds)] += 1
+        steps = int(2 * log2(microseconds / SHORTEST)) if microseconds > SHORTEST else 0
+        self.classes[min(CLASSES - 1, steps)] += 1
 
     def percentile(self, share: float) -> float | None:
         """Milliseconds that this share of the durations stayed below, estimated: exact to a class of durations.
@@ -145,10 +146,6 @@ class Figures:
         return None
 
 
-def _class(microseconds: int) -> int:
-    return min(CLASSES - 1, int(2 * log2(microseconds / SHORTEST))) if microseconds > SHORTEST else 0
-
-
 @dataclass(slots=True)
 class Pair:
     """Of one role and routine."""
@@ -163,21 +160,15 @@ class Pair:
             n = of.classes.total()
             has_tokens = stage == "generate" or (stage == TOTAL and self.prompt_tokens + self.generated_tokens > 0)
             yield {
-                "role": role,
-                "routine": routine,
-                "stage": stage,
-                "calls": n + of.errors,
-                "errors": of.errors,
+                "role": role, "routine": routine, "stage": stage, "calls": n + of.errors, "errors": of.errors,
                 "errors_by_sqlstate": dict(self.sqlstates) if stage == TOTAL and self.sqlstates else None,
                 "total_ms": of.total / 1e3,
                 "mean_ms": of.total / n / 1e3 if n else None,
                 "max_ms": of.longest / 1e3 if n else None,
-                "p50_ms": of.percentile(0.5),
-                "p95_ms": of.percentile(0.95),
-                "p99_ms": of.percentile(0.99),
+                "p50_ms": of.percentile(0.5), "p95_ms": of.percentile(0.95), "p99_ms": of.percentile(0.99),
                 "prompt_tokens": self.prompt_tokens if has_tokens else None,
                 "generated_tokens": self.generated_tokens if has_tokens else None,
-            }
+            }  # fmt: skip
 
 
 @dataclass(slots=True)

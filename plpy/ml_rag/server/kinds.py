@@ -13,7 +13,7 @@ class EngineKind:
 
     #: in ``ml_rag.server.engines``; it has ``load(entry, models_dir)``
     module: str
-    tasks: frozenset[Task]
+    tasks: tuple[Task, ...]
     #: what it runs, for the documentation
     runs: str
     #: its models are files of this machine, which are pulled, pinned and loaded
@@ -30,35 +30,16 @@ class EngineKind:
     own_process_for: str | None = None
 
 
-def _tasks(*tasks: Task) -> frozenset[Task]:
-    return frozenset(tasks)
-
-
 ENGINES: dict[str, EngineKind] = {
     "sentence-transformers": EngineKind(
-        "sentence_transformers", _tasks("embed", "rerank"), "embedding models and cross-encoders"
-    ),
+        "sentence_transformers", ("embed", "rerank"), "embedding models and cross-encoders"),
     "llama-cpp": EngineKind(
-        "llama_cpp",
-        _tasks("embed", "generate", "rerank"),
-        "GGUF files",
-        is_single_file=True,
-        own_process_for="llama_cpp",
-    ),
+        "llama_cpp", ("embed", "generate", "rerank"), "GGUF files", is_single_file=True, own_process_for="llama_cpp"),
     "openai": EngineKind(
-        "openai",
-        _tasks("embed", "generate", "rerank"),
-        "models of an OpenAI-compatible endpoint",
-        has_files=False,
-        is_remote=True,
-        required_settings=("base_url",),
-    ),
+        "openai", ("embed", "generate", "rerank"), "models of an OpenAI-compatible endpoint",
+        has_files=False, is_remote=True, required_settings=("base_url",)),
     "extractive": EngineKind(
-        "extractive",
-        _tasks("generate"),
-        "sentences taken out of the documents, without a language model",
-        has_files=False,
-        is_extractive=True,
-    ),
-    "fake": EngineKind("fake", _tasks("embed", "generate", "rerank"), "answers for tests", has_files=False),
-}
+        "extractive", ("generate",), "sentences taken out of the documents, without a language model",
+        has_files=False, is_extractive=True),
+    "fake": EngineKind("fake", ("embed", "generate", "rerank"), "answers for tests", has_files=False),
+}  # fmt: skip

@@ -24,7 +24,7 @@ from ml_rag.server.chat.citations import Verified, verify
 from ml_rag.server.chat.request import ChatDocument, ChatRequest, parse
 from ml_rag.server.engines.extractive import Extract
 from ml_rag.server.json_schema import check_repetitions, check_size
-from ml_rag.server.replies import Completion, Usage, Used
+from ml_rag.server.replies import Choice, Completion, Usage, Used
 from ml_rag.server.unexpected import unexpected
 
 #: of a prompt, for each token of the context: what is longer cannot fit, and is not made into messages. To defuse 60 MB
@@ -232,21 +232,14 @@ class _Answer:
     def completion(self, text: str) -> Completion:
         """The reply to a request without ``stream``."""
         assert self._last.finish_reason is not None
+        choice: Choice = {
+            "index": 0, "message": {"role": "assistant", "content": text, "refusal": None},
+            "finish_reason": self._last.finish_reason, "logprobs": None,
+        }  # fmt: skip
         reply: Completion = {
-            "id": self._id,
-            "created": self._created,
-            "model": self._body.model,
-            "object": "chat.completion",
-            "choices": [
-                {
-                    "index": 0,
-                    "message": {"role": "assistant", "content": text, "refusal": None},
-                    "finish_reason": self._last.finish_reason,
-                    "logprobs": None,
-                }
-            ],
-            "usage": self._usage,
-        }
+            "id": self._id, "created": self._created, "model": self._body.model,
+            "object": "chat.completion", "choices": [choice], "usage": self._usage,
+        }  # fmt: skip
         if used := self._used:
             reply["ml_rag"] = used
         return reply
