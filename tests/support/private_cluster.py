@@ -32,6 +32,8 @@ max_wal_senders = 4
 # a table's rows can be sent to another database too
 wal_level = logical
 restart_after_crash = on
+# to compile a statement takes longer than most tests, whose tables are small
+jit_above_cost = -1
 """
 #: as a real one has them: what is committed must be there after the crash
 _DURABLE = """
