@@ -680,13 +680,13 @@ def test_progress_is_shown(db: Database, store: Connection, models: ModelsServer
 
 
 def test_a_store_of_more_than_a_few_blocks(owner: Connection, models: ModelsServer) -> None:
-    texts = [f"{TEXTS[i % 7]} number {i} {'x' * 300}" for i in range(3000)]
+    texts = [f"{TEXTS[i % 7]} number {i} {'x' * 300}" for i in range(1000)]
     create_store(owner, rows=rows(texts), type="vector(16)")
     owner.execute("DELETE FROM docs WHERE document_id % 5 = 0")
     for size in (7, 1000):
         add(owner, f"e{size}", batch_size=size, index={"type": "none"})
         assert_embedded(owner, column=f"segment_embedding_e{size}")
-    assert len(models.embedded("narrow")) == 2 * 2400
+    assert len(models.embedded("narrow")) == 2 * 800
 
 
 # -- by name -----------------------------------------------------------------------------------------------------------
