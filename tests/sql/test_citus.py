@@ -777,11 +777,28 @@ def test_a_search_ends_with_its_statement_timeout(asker: Connection, call: str) 
         answer(asker, "birch", {"vector_store": ["public.four"], "skip_generate": True, **CALLS[call]})
 
 
+@pytest.mark.usefixtures("wide", "items")
+@pytest.mark.parametrize("call", ["ml_rag.add_embedding('four', 'wide')", "ml_rag.run_vectorizer('late')"])
+def test_filling_ends_with_its_statement_timeout_and_goes_on(loader: Connection, call: str) -> None:
+    loader.execute("UPDATE four SET segment_embedding_wide = NULL WHERE document_id < 9")
+    loader.execute("UPDATE late SET notes = 'again' WHERE id < 9")
+    loader.execute("SET statement_timeout = '30ms'")
+    try:
+        with error("57014"):
+            loader.execute(f"CALL {call}".encode())
+    finally:
+        loader.execute("RESET statement_timeout")
+    for own in ("ml_rag.add_embedding('four', 'wide')", "ml_rag.run_vectorizer('late')"):
+        assert rows(loader, f"CALL {own}")[0][0]["pending"] == 0
+
+
 def test_a_worker_goes_and_comes_back(nodes: list[PrivateCluster], loader: Connection) -> None:
     with connect(nodes, "asker") as old:
         words(old)
         nodes[2].stop("fast")
         try:
+            with connect(nodes, "loader") as loader, error("08006"):
+                loader.execute("CALL ml_rag.add_embedding('four', 'fake-embed')")
             # a session that has connections to it, and a new one
             with connect(nodes, "asker") as new:
                 for asker in (old, new):
