@@ -15,464 +15,241 @@ CREATE TABLE ml_rag.callable_function (
 COMMENT ON TABLE ml_rag.callable_function IS 'functions that statements of ml_nl_sql may call, also by way of operators and casts';
 
 INSERT INTO ml_rag.callable_function (name, arguments, extension)
-SELECT s[1], a.arguments, f.extension
+SELECT n.name, regexp_replace(regexp_replace(a.arguments, '\m(time|timestamp)\M', '\1 without time zone', 'g'),
+  '\m(time|timestamp)tz\M', '\1 with time zone', 'g'), f.extension
 FROM (VALUES
   ('', $$
 -- aggregates and window functions
-any_value(anyelement)  array_agg(anyarray; anynonarray)  avg(bigint; double precision; integer; interval; numeric; real; smallint)
-bit_and(bigint; bit; integer; smallint)  bit_or(bigint; bit; integer; smallint)  bit_xor(bigint; bit; integer; smallint)
-bool_and(boolean)  bool_or(boolean)  corr(double precision, double precision)  count(; "any")
-covar_pop(double precision, double precision)  covar_samp(double precision, double precision)  cume_dist(; "any")  dense_rank(; "any")
-every(boolean)  first_value(anyelement)  lag(anycompatible, integer, anycompatible; anyelement; anyelement, integer)
-last_value(anyelement)  lead(anycompatible, integer, anycompatible; anyelement; anyelement, integer)
-max(anyarray; anyenum; bigint; character; date; double precision; inet; integer; interval; money; numeric; oid; real; smallint; text)
-max(time with time zone; time without time zone; timestamp with time zone; timestamp without time zone)
-min(anyarray; anyenum; bigint; character; date; double precision; inet; integer; interval; money; numeric; oid; real; smallint; text)
-min(time with time zone; time without time zone; timestamp with time zone; timestamp without time zone)  mode(anyelement)
-nth_value(anyelement, integer)  ntile(integer)  percent_rank(; "any")
-percentile_cont(double precision, double precision; double precision, interval; double precision[], double precision)
-percentile_cont(double precision[], interval)  percentile_disc(double precision, anyelement; double precision[], anyelement)
-range_intersect_agg(anyrange)  rank(; "any")  regr_avgx(double precision, double precision)
-regr_avgy(double precision, double precision)  regr_count(double precision, double precision)
-regr_intercept(double precision, double precision)  regr_r2(double precision, double precision)
-regr_slope(double precision, double precision)  regr_sxx(double precision, double precision)
-regr_sxy(double precision, double precision)  regr_syy(double precision, double precision)  row_number()
-stddev(bigint; double precision; integer; numeric; real; smallint)
-stddev_pop(bigint; double precision; integer; numeric; real; smallint)
-stddev_samp(bigint; double precision; integer; numeric; real; smallint)  string_agg(bytea, bytea; text, text)
-sum(bigint; double precision; integer; interval; money; numeric; real; smallint)
-var_pop(bigint; double precision; integer; numeric; real; smallint)
-var_samp(bigint; double precision; integer; numeric; real; smallint)
-variance(bigint; double precision; integer; numeric; real; smallint)
+any_value first_value last_value mode(anyelement)  array_agg(anyarray; anynonarray)  avg(bigint; double precision; integer; interval;
+numeric; real; smallint)  bit_and bit_or bit_xor(bigint; bit; integer; smallint)  bool_and bool_or every(boolean)  corr covar_pop covar_samp
+regr_avgx regr_avgy regr_count regr_intercept regr_r2 regr_slope regr_sxx regr_sxy regr_syy(double precision, double precision)  count
+cume_dist dense_rank percent_rank rank(; "any")  lag lead(anycompatible, integer, anycompatible; anyelement; anyelement, integer)  max
+min(anyarray; anyenum; bigint; character; date; double precision; inet; integer; interval; money; numeric; oid; real; smallint; text;
+timetz; time; timestamptz; timestamp)  nth_value(anyelement, integer)  ntile(integer)  percentile_cont(double precision, double precision;
+double precision, interval; double precision[], double precision; double precision[], interval)  percentile_disc(double precision,
+anyelement; double precision[], anyelement)  range_intersect_agg(anyrange)  row_number()  stddev stddev_pop stddev_samp var_pop var_samp
+variance(bigint; double precision; integer; numeric; real; smallint)  string_agg(bytea, bytea; text, text)  sum(bigint; double precision;
+integer; interval; money; numeric; real; smallint)
 
 -- numbers and booleans
-abs(bigint; double precision; integer; numeric; real; smallint)  acos(double precision)  acosd(double precision)
-acosh(double precision)  asin(double precision)  asind(double precision)  asinh(double precision)  atan(double precision)
-atan2(double precision, double precision)  atan2d(double precision, double precision)  atand(double precision)  atanh(double precision)
-bit(bigint, integer; integer, integer)  bool(integer)  booleq(boolean, boolean)  boolge(boolean, boolean)  boolgt(boolean, boolean)
-boolle(boolean, boolean)  boollt(boolean, boolean)  boolne(boolean, boolean)  cash_cmp(money, money)  cash_div_cash(money, money)
-cash_div_flt4(money, real)  cash_div_flt8(money, double precision)  cash_div_int2(money, smallint)  cash_div_int4(money, integer)
-cash_div_int8(money, bigint)  cash_eq(money, money)  cash_ge(money, money)  cash_gt(money, money)  cash_le(money, money)
-cash_lt(money, money)  cash_mi(money, money)  cash_mul_flt4(money, real)  cash_mul_flt8(money, double precision)
-cash_mul_int2(money, smallint)  cash_mul_int4(money, integer)  cash_mul_int8(money, bigint)  cash_ne(money, money)
-cash_pl(money, money)  cash_words(money)  cashlarger(money, money)  cashsmaller(money, money)  cbrt(double precision)
-ceil(double precision; numeric)  ceiling(double precision; numeric)  char(integer)  chr(integer)  cos(double precision)
-cosd(double precision)  cosh(double precision)  cot(double precision)  cotd(double precision)  dcbrt(double precision)
-degrees(double precision)  dexp(double precision)  div(numeric, numeric)  dlog1(double precision)  dlog10(double precision)
-dpow(double precision, double precision)  dround(double precision)  dsqrt(double precision)  dtrunc(double precision)
-erf(double precision)  erfc(double precision)  exp(double precision; numeric)  factorial(bigint)
-float4(bigint; double precision; integer; numeric; smallint)  float48div(real, double precision)  float48eq(real, double precision)
-float48ge(real, double precision)  float48gt(real, double precision)  float48le(real, double precision)
-float48lt(real, double precision)  float48mi(real, double precision)  float48mul(real, double precision)
-float48ne(real, double precision)  float48pl(real, double precision)  float4abs(real)  float4div(real, real)  float4eq(real, real)
-float4ge(real, real)  float4gt(real, real)  float4larger(real, real)  float4le(real, real)  float4lt(real, real)  float4mi(real, real)
-float4mul(real, real)  float4ne(real, real)  float4pl(real, real)  float4smaller(real, real)  float4um(real)  float4up(real)
-float8(bigint; integer; numeric; real; smallint)  float84div(double precision, real)  float84eq(double precision, real)
-float84ge(double precision, real)  float84gt(double precision, real)  float84le(double precision, real)
-float84lt(double precision, real)  float84mi(double precision, real)  float84mul(double precision, real)
-float84ne(double precision, real)  float84pl(double precision, real)  float8abs(double precision)
-float8div(double precision, double precision)  float8eq(double precision, double precision)
-float8ge(double precision, double precision)  float8gt(double precision, double precision)
-float8larger(double precision, double precision)  float8le(double precision, double precision)
-float8lt(double precision, double precision)  float8mi(double precision, double precision)
-float8mul(double precision, double precision)  float8ne(double precision, double precision)
-float8pl(double precision, double precision)  float8smaller(double precision, double precision)  float8um(double precision)
-float8up(double precision)  floor(double precision; numeric)  flt4_mul_cash(real, money)  flt8_mul_cash(double precision, money)
-gcd(bigint, bigint; integer, integer; numeric, numeric)
-generate_series(bigint, bigint; bigint, bigint, bigint; integer, integer; integer, integer, integer; numeric, numeric)
-generate_series(numeric, numeric, numeric)  int2(bigint; double precision; integer; numeric; real)  int24div(smallint, integer)
-int24eq(smallint, integer)  int24ge(smallint, integer)  int24gt(smallint, integer)  int24le(smallint, integer)
-int24lt(smallint, integer)  int24mi(smallint, integer)  int24mul(smallint, integer)  int24ne(smallint, integer)
-int24pl(smallint, integer)  int28div(smallint, bigint)  int28eq(smallint, bigint)  int28ge(smallint, bigint)  int28gt(smallint, bigint)
-int28le(smallint, bigint)  int28lt(smallint, bigint)  int28mi(smallint, bigint)  int28mul(smallint, bigint)  int28ne(smallint, bigint)
-int28pl(smallint, bigint)  int2_mul_cash(smallint, money)  int2abs(smallint)  int2and(smallint, smallint)  int2div(smallint, smallint)
-int2eq(smallint, smallint)  int2ge(smallint, smallint)  int2gt(smallint, smallint)  int2larger(smallint, smallint)
-int2le(smallint, smallint)  int2lt(smallint, smallint)  int2mi(smallint, smallint)  int2mod(smallint, smallint)
-int2mul(smallint, smallint)  int2ne(smallint, smallint)  int2not(smallint)  int2or(smallint, smallint)  int2pl(smallint, smallint)
-int2shl(smallint, integer)  int2shr(smallint, integer)  int2smaller(smallint, smallint)  int2um(smallint)  int2up(smallint)
-int2xor(smallint, smallint)  int4(bigint; boolean; double precision; numeric; real; smallint)  int42div(integer, smallint)
-int42eq(integer, smallint)  int42ge(integer, smallint)  int42gt(integer, smallint)  int42le(integer, smallint)
-int42lt(integer, smallint)  int42mi(integer, smallint)  int42mul(integer, smallint)  int42ne(integer, smallint)
-int42pl(integer, smallint)  int48div(integer, bigint)  int48eq(integer, bigint)  int48ge(integer, bigint)  int48gt(integer, bigint)
-int48le(integer, bigint)  int48lt(integer, bigint)  int48mi(integer, bigint)  int48mul(integer, bigint)  int48ne(integer, bigint)
-int48pl(integer, bigint)  int4_mul_cash(integer, money)  int4abs(integer)  int4and(integer, integer)  int4div(integer, integer)
-int4eq(integer, integer)  int4ge(integer, integer)  int4gt(integer, integer)  int4inc(integer)  int4larger(integer, integer)
-int4le(integer, integer)  int4lt(integer, integer)  int4mi(integer, integer)  int4mod(integer, integer)  int4mul(integer, integer)
-int4ne(integer, integer)  int4not(integer)  int4or(integer, integer)  int4pl(integer, integer)  int4shl(integer, integer)
-int4shr(integer, integer)  int4smaller(integer, integer)  int4um(integer)  int4up(integer)  int4xor(integer, integer)
-int8(double precision; integer; numeric; oid; real; smallint)  int82div(bigint, smallint)  int82eq(bigint, smallint)
-int82ge(bigint, smallint)  int82gt(bigint, smallint)  int82le(bigint, smallint)  int82lt(bigint, smallint)  int82mi(bigint, smallint)
-int82mul(bigint, smallint)  int82ne(bigint, smallint)  int82pl(bigint, smallint)  int84div(bigint, integer)  int84eq(bigint, integer)
-int84ge(bigint, integer)  int84gt(bigint, integer)  int84le(bigint, integer)  int84lt(bigint, integer)  int84mi(bigint, integer)
-int84mul(bigint, integer)  int84ne(bigint, integer)  int84pl(bigint, integer)  int8_mul_cash(bigint, money)  int8abs(bigint)
-int8and(bigint, bigint)  int8div(bigint, bigint)  int8eq(bigint, bigint)  int8ge(bigint, bigint)  int8gt(bigint, bigint)
-int8inc(bigint)  int8inc_float8_float8(bigint, double precision, double precision)  int8larger(bigint, bigint)  int8le(bigint, bigint)
-int8lt(bigint, bigint)  int8mi(bigint, bigint)  int8mod(bigint, bigint)  int8mul(bigint, bigint)  int8ne(bigint, bigint)
-int8not(bigint)  int8or(bigint, bigint)  int8pl(bigint, bigint)  int8shl(bigint, integer)  int8shr(bigint, integer)
-int8smaller(bigint, bigint)  int8um(bigint)  int8up(bigint)  int8xor(bigint, bigint)
-lcm(bigint, bigint; integer, integer; numeric, numeric)  ln(double precision; numeric)  log(double precision; numeric; numeric, numeric)
-log10(double precision; numeric)  min_scale(numeric)  mod(bigint, bigint; integer, integer; numeric, numeric; smallint, smallint)
-money(bigint; integer; numeric)  numeric(bigint; double precision; integer; money; numeric, integer; real; smallint)
-numeric_abs(numeric)  numeric_add(numeric, numeric)  numeric_cmp(numeric, numeric)  numeric_div(numeric, numeric)
-numeric_div_trunc(numeric, numeric)  numeric_eq(numeric, numeric)  numeric_exp(numeric)  numeric_ge(numeric, numeric)
-numeric_gt(numeric, numeric)  numeric_inc(numeric)  numeric_larger(numeric, numeric)  numeric_le(numeric, numeric)  numeric_ln(numeric)
-numeric_log(numeric, numeric)  numeric_lt(numeric, numeric)  numeric_mod(numeric, numeric)  numeric_mul(numeric, numeric)
-numeric_ne(numeric, numeric)  numeric_power(numeric, numeric)  numeric_smaller(numeric, numeric)  numeric_sqrt(numeric)
-numeric_sub(numeric, numeric)  numeric_uminus(numeric)  numeric_uplus(numeric)  oid(bigint)  oideq(oid, oid)  oidge(oid, oid)
-oidgt(oid, oid)  oidlarger(oid, oid)  oidle(oid, oid)  oidlt(oid, oid)  oidne(oid, oid)  oidsmaller(oid, oid)
-pg_size_pretty(bigint; numeric)  pi()  point(double precision, double precision)
-pow(double precision, double precision; numeric, numeric)  power(double precision, double precision; numeric, numeric)
-radians(double precision)  round(double precision; numeric; numeric, integer)  scale(numeric)  sign(double precision; numeric)
-sin(double precision)  sind(double precision)  sinh(double precision)  sqrt(double precision; numeric)  tan(double precision)
-tand(double precision)  tanh(double precision)  text(boolean)  to_bin(bigint; integer)  to_hex(bigint; integer)  to_oct(bigint; integer)
-trim_scale(numeric)  trunc(double precision; numeric; numeric, integer)
-width_bucket(double precision, double precision, double precision, integer; numeric, numeric, numeric, integer)
+abs(bigint; double precision; integer; numeric; real; smallint)  acos acosd acosh asin asind asinh atan atand atanh cbrt cos cosd cosh cot
+cotd dcbrt degrees dexp dlog1 dlog10 dround dsqrt dtrunc erf erfc float8abs float8um float8up radians sin sind sinh tan tand tanh(double
+precision)  atan2 atan2d dpow float8div float8eq float8ge float8gt float8larger float8le float8lt float8mi float8mul float8ne float8pl
+float8smaller point(double precision, double precision)  bit(bigint, integer; integer, integer)  bool char chr int4abs int4inc int4not
+int4um int4up(integer)  booleq boolge boolgt boolle boollt boolne(boolean, boolean)  cash_cmp cash_div_cash cash_eq cash_ge cash_gt cash_le
+cash_lt cash_mi cash_ne cash_pl cashlarger cashsmaller(money, money)  cash_div_flt4 cash_mul_flt4(money, real)  cash_div_flt8
+cash_mul_flt8(money, double precision)  cash_div_int2 cash_mul_int2(money, smallint)  cash_div_int4 cash_mul_int4(money, integer)
+cash_div_int8 cash_mul_int8(money, bigint)  cash_words(money)  ceil ceiling exp floor ln log10 sign sqrt(double precision; numeric)  div
+numeric_add numeric_cmp numeric_div numeric_div_trunc numeric_eq numeric_ge numeric_gt numeric_larger numeric_le numeric_log numeric_lt
+numeric_mod numeric_mul numeric_ne numeric_power numeric_smaller numeric_sub(numeric, numeric)  factorial int8abs int8inc int8not int8um
+int8up oid(bigint)  float4(bigint; double precision; integer; numeric; smallint)  float48div float48eq float48ge float48gt float48le
+float48lt float48mi float48mul float48ne float48pl(real, double precision)  float4abs float4um float4up(real)  float4div float4eq float4ge
+float4gt float4larger float4le float4lt float4mi float4mul float4ne float4pl float4smaller(real, real)  float8(bigint; integer; numeric;
+real; smallint)  float84div float84eq float84ge float84gt float84le float84lt float84mi float84mul float84ne float84pl(double precision,
+real)  flt4_mul_cash(real, money)  flt8_mul_cash(double precision, money)  gcd lcm(bigint, bigint; integer, integer; numeric, numeric)
+generate_series(bigint, bigint; bigint, bigint, bigint; integer, integer; integer, integer, integer; numeric, numeric; numeric, numeric,
+numeric)  int2(bigint; double precision; integer; numeric; real)  int24div int24eq int24ge int24gt int24le int24lt int24mi int24mul int24ne
+int24pl int2shl int2shr(smallint, integer)  int28div int28eq int28ge int28gt int28le int28lt int28mi int28mul int28ne int28pl(smallint,
+bigint)  int2_mul_cash(smallint, money)  int2abs int2not int2um int2up(smallint)  int2and int2div int2eq int2ge int2gt int2larger int2le
+int2lt int2mi int2mod int2mul int2ne int2or int2pl int2smaller int2xor(smallint, smallint)  int4(bigint; boolean; double precision; numeric;
+real; smallint)  int42div int42eq int42ge int42gt int42le int42lt int42mi int42mul int42ne int42pl(integer, smallint)  int48div int48eq
+int48ge int48gt int48le int48lt int48mi int48mul int48ne int48pl(integer, bigint)  int4_mul_cash(integer, money)  int4and int4div int4eq
+int4ge int4gt int4larger int4le int4lt int4mi int4mod int4mul int4ne int4or int4pl int4shl int4shr int4smaller int4xor(integer, integer)
+int8(double precision; integer; numeric; oid; real; smallint)  int82div int82eq int82ge int82gt int82le int82lt int82mi int82mul int82ne
+int82pl(bigint, smallint)  int84div int84eq int84ge int84gt int84le int84lt int84mi int84mul int84ne int84pl int8shl int8shr(bigint,
+integer)  int8_mul_cash(bigint, money)  int8and int8div int8eq int8ge int8gt int8larger int8le int8lt int8mi int8mod int8mul int8ne int8or
+int8pl int8smaller int8xor(bigint, bigint)  int8inc_float8_float8(bigint, double precision, double precision)  log(double precision;
+numeric; numeric, numeric)  min_scale numeric_abs numeric_exp numeric_inc numeric_ln numeric_sqrt numeric_uminus numeric_uplus scale
+trim_scale(numeric)  mod(bigint, bigint; integer, integer; numeric, numeric; smallint, smallint)  money(bigint; integer; numeric)
+numeric(bigint; double precision; integer; money; numeric, integer; real; smallint)  oideq oidge oidgt oidlarger oidle oidlt oidne
+oidsmaller(oid, oid)  pg_size_pretty(bigint; numeric)  pi()  pow power(double precision, double precision; numeric, numeric)  round
+trunc(double precision; numeric; numeric, integer)  text(boolean)  to_bin to_hex to_oct(bigint; integer)  width_bucket(double precision,
+double precision, double precision, integer; numeric, numeric, numeric, integer)
 
 -- dates and times
-age(timestamp with time zone; timestamp with time zone, timestamp with time zone; timestamp without time zone)
-age(timestamp without time zone, timestamp without time zone)  date(timestamp with time zone; timestamp without time zone)
-date_add(timestamp with time zone, interval; timestamp with time zone, interval, text)
-date_bin(interval, timestamp with time zone, timestamp with time zone)
-date_bin(interval, timestamp without time zone, timestamp without time zone)  date_cmp(date, date)
-date_cmp_timestamp(date, timestamp without time zone)  date_cmp_timestamptz(date, timestamp with time zone)  date_eq(date, date)
-date_eq_timestamp(date, timestamp without time zone)  date_eq_timestamptz(date, timestamp with time zone)  date_ge(date, date)
-date_ge_timestamp(date, timestamp without time zone)  date_ge_timestamptz(date, timestamp with time zone)  date_gt(date, date)
-date_gt_timestamp(date, timestamp without time zone)  date_gt_timestamptz(date, timestamp with time zone)  date_larger(date, date)
-date_le(date, date)  date_le_timestamp(date, timestamp without time zone)  date_le_timestamptz(date, timestamp with time zone)
-date_lt(date, date)  date_lt_timestamp(date, timestamp without time zone)  date_lt_timestamptz(date, timestamp with time zone)
-date_mi(date, date)  date_mi_interval(date, interval)  date_mii(date, integer)  date_ne(date, date)
-date_ne_timestamp(date, timestamp without time zone)  date_ne_timestamptz(date, timestamp with time zone)
-date_part(text, date; text, interval; text, time with time zone; text, time without time zone; text, timestamp with time zone)
-date_part(text, timestamp without time zone)  date_pl_interval(date, interval)  date_pli(date, integer)  date_smaller(date, date)
-date_subtract(timestamp with time zone, interval; timestamp with time zone, interval, text)
-date_trunc(text, interval; text, timestamp with time zone; text, timestamp with time zone, text; text, timestamp without time zone)
-datetime_pl(date, time without time zone)  datetimetz_pl(date, time with time zone)
-extract(text, date; text, interval; text, time with time zone; text, time without time zone; text, timestamp with time zone)
-extract(text, timestamp without time zone)
-generate_series(timestamp with time zone, timestamp with time zone, interval)
-generate_series(timestamp with time zone, timestamp with time zone, interval, text)
-generate_series(timestamp without time zone, timestamp without time zone, interval)  integer_pl_date(integer, date)
-interval(interval, integer; time without time zone)  interval_cmp(interval, interval)  interval_div(interval, double precision)
-interval_eq(interval, interval)  interval_ge(interval, interval)  interval_gt(interval, interval)  interval_larger(interval, interval)
-interval_le(interval, interval)  interval_lt(interval, interval)  interval_mi(interval, interval)
-interval_mul(interval, double precision)  interval_ne(interval, interval)  interval_pl(interval, interval)
-interval_pl_date(interval, date)  interval_pl_time(interval, time without time zone)
-interval_pl_timestamp(interval, timestamp without time zone)  interval_pl_timestamptz(interval, timestamp with time zone)
-interval_pl_timetz(interval, time with time zone)  interval_smaller(interval, interval)  interval_um(interval)
-isfinite(date; interval; timestamp with time zone; timestamp without time zone)  justify_days(interval)  justify_hours(interval)
-justify_interval(interval)  make_date(integer, integer, integer)
-make_interval(integer, integer, integer, integer, integer, integer, double precision)  make_time(integer, integer, double precision)
-make_timestamp(integer, integer, integer, integer, integer, double precision)
-make_timestamptz(integer, integer, integer, integer, integer, double precision)
-make_timestamptz(integer, integer, integer, integer, integer, double precision, text)  mul_d_interval(double precision, interval)  now()
-overlaps(time with time zone, time with time zone, time with time zone, time with time zone)
-overlaps(time without time zone, interval, time without time zone, interval)
-overlaps(time without time zone, interval, time without time zone, time without time zone)
-overlaps(time without time zone, time without time zone, time without time zone, interval)
-overlaps(time without time zone, time without time zone, time without time zone, time without time zone)
-overlaps(timestamp with time zone, interval, timestamp with time zone, interval)
-overlaps(timestamp with time zone, interval, timestamp with time zone, timestamp with time zone)
-overlaps(timestamp with time zone, timestamp with time zone, timestamp with time zone, interval)
-overlaps(timestamp with time zone, timestamp with time zone, timestamp with time zone, timestamp with time zone)
-overlaps(timestamp without time zone, interval, timestamp without time zone, interval)
-overlaps(timestamp without time zone, interval, timestamp without time zone, timestamp without time zone)
-overlaps(timestamp without time zone, timestamp without time zone, timestamp without time zone, interval)
-overlaps(timestamp without time zone, timestamp without time zone, timestamp without time zone, timestamp without time zone)
-statement_timestamp()
-time(interval; time with time zone; time without time zone, integer; timestamp with time zone; timestamp without time zone)
-time_cmp(time without time zone, time without time zone)  time_eq(time without time zone, time without time zone)
-time_ge(time without time zone, time without time zone)  time_gt(time without time zone, time without time zone)
-time_larger(time without time zone, time without time zone)  time_le(time without time zone, time without time zone)
-time_lt(time without time zone, time without time zone)  time_mi_interval(time without time zone, interval)
-time_mi_time(time without time zone, time without time zone)  time_ne(time without time zone, time without time zone)
-time_pl_interval(time without time zone, interval)  time_smaller(time without time zone, time without time zone)
-timedate_pl(time without time zone, date)
-timestamp(date; date, time without time zone; timestamp with time zone; timestamp without time zone, integer)
-timestamp_cmp(timestamp without time zone, timestamp without time zone)  timestamp_cmp_date(timestamp without time zone, date)
-timestamp_cmp_timestamptz(timestamp without time zone, timestamp with time zone)
-timestamp_eq(timestamp without time zone, timestamp without time zone)  timestamp_eq_date(timestamp without time zone, date)
-timestamp_eq_timestamptz(timestamp without time zone, timestamp with time zone)
-timestamp_ge(timestamp without time zone, timestamp without time zone)  timestamp_ge_date(timestamp without time zone, date)
-timestamp_ge_timestamptz(timestamp without time zone, timestamp with time zone)
-timestamp_gt(timestamp without time zone, timestamp without time zone)  timestamp_gt_date(timestamp without time zone, date)
-timestamp_gt_timestamptz(timestamp without time zone, timestamp with time zone)
-timestamp_larger(timestamp without time zone, timestamp without time zone)
-timestamp_le(timestamp without time zone, timestamp without time zone)  timestamp_le_date(timestamp without time zone, date)
-timestamp_le_timestamptz(timestamp without time zone, timestamp with time zone)
-timestamp_lt(timestamp without time zone, timestamp without time zone)  timestamp_lt_date(timestamp without time zone, date)
-timestamp_lt_timestamptz(timestamp without time zone, timestamp with time zone)
-timestamp_mi(timestamp without time zone, timestamp without time zone)  timestamp_mi_interval(timestamp without time zone, interval)
-timestamp_ne(timestamp without time zone, timestamp without time zone)  timestamp_ne_date(timestamp without time zone, date)
-timestamp_ne_timestamptz(timestamp without time zone, timestamp with time zone)
-timestamp_pl_interval(timestamp without time zone, interval)
-timestamp_smaller(timestamp without time zone, timestamp without time zone)
-timestamptz(date; date, time with time zone; date, time without time zone; timestamp with time zone, integer)
-timestamptz(timestamp without time zone)  timestamptz_cmp(timestamp with time zone, timestamp with time zone)
-timestamptz_cmp_date(timestamp with time zone, date)  timestamptz_cmp_timestamp(timestamp with time zone, timestamp without time zone)
-timestamptz_eq(timestamp with time zone, timestamp with time zone)  timestamptz_eq_date(timestamp with time zone, date)
-timestamptz_eq_timestamp(timestamp with time zone, timestamp without time zone)
-timestamptz_ge(timestamp with time zone, timestamp with time zone)  timestamptz_ge_date(timestamp with time zone, date)
-timestamptz_ge_timestamp(timestamp with time zone, timestamp without time zone)
-timestamptz_gt(timestamp with time zone, timestamp with time zone)  timestamptz_gt_date(timestamp with time zone, date)
-timestamptz_gt_timestamp(timestamp with time zone, timestamp without time zone)
-timestamptz_larger(timestamp with time zone, timestamp with time zone)
-timestamptz_le(timestamp with time zone, timestamp with time zone)  timestamptz_le_date(timestamp with time zone, date)
-timestamptz_le_timestamp(timestamp with time zone, timestamp without time zone)
-timestamptz_lt(timestamp with time zone, timestamp with time zone)  timestamptz_lt_date(timestamp with time zone, date)
-timestamptz_lt_timestamp(timestamp with time zone, timestamp without time zone)
-timestamptz_mi(timestamp with time zone, timestamp with time zone)  timestamptz_mi_interval(timestamp with time zone, interval)
-timestamptz_ne(timestamp with time zone, timestamp with time zone)  timestamptz_ne_date(timestamp with time zone, date)
-timestamptz_ne_timestamp(timestamp with time zone, timestamp without time zone)
-timestamptz_pl_interval(timestamp with time zone, interval)  timestamptz_smaller(timestamp with time zone, timestamp with time zone)
-timetz(time with time zone, integer; time without time zone; timestamp with time zone)
-timetz_cmp(time with time zone, time with time zone)  timetz_eq(time with time zone, time with time zone)
-timetz_ge(time with time zone, time with time zone)  timetz_gt(time with time zone, time with time zone)
-timetz_larger(time with time zone, time with time zone)  timetz_le(time with time zone, time with time zone)
-timetz_lt(time with time zone, time with time zone)  timetz_mi_interval(time with time zone, interval)
-timetz_ne(time with time zone, time with time zone)  timetz_pl_interval(time with time zone, interval)
-timetz_smaller(time with time zone, time with time zone)  timetzdate_pl(time with time zone, date)
-timezone(interval, time with time zone; interval, timestamp with time zone; interval, timestamp without time zone)
-timezone(text, time with time zone; text, timestamp with time zone; text, timestamp without time zone; time with time zone)
-timezone(timestamp with time zone; timestamp without time zone)
-to_char(interval, text; timestamp with time zone, text; timestamp without time zone, text)  to_date(text, text)
-to_timestamp(double precision; text, text)  transaction_timestamp()
+age(timestamptz; timestamptz, timestamptz; timestamp; timestamp, timestamp)  date(timestamptz; timestamp)  date_add
+date_subtract(timestamptz, interval; timestamptz, interval, text)  date_bin(interval, timestamptz, timestamptz; interval, timestamp,
+timestamp)  date_cmp date_eq date_ge date_gt date_larger date_le date_lt date_mi date_ne date_smaller(date, date)  date_cmp_timestamp
+date_eq_timestamp date_ge_timestamp date_gt_timestamp date_le_timestamp date_lt_timestamp date_ne_timestamp(date, timestamp)
+date_cmp_timestamptz date_eq_timestamptz date_ge_timestamptz date_gt_timestamptz date_le_timestamptz date_lt_timestamptz
+date_ne_timestamptz(date, timestamptz)  date_mi_interval date_pl_interval(date, interval)  date_mii date_pli(date, integer)  date_part
+extract(text, date; text, interval; text, timetz; text, time; text, timestamptz; text, timestamp)  date_trunc(text, interval; text,
+timestamptz; text, timestamptz, text; text, timestamp)  datetime_pl(date, time)  datetimetz_pl(date, timetz)  generate_series(timestamptz,
+timestamptz, interval; timestamptz, timestamptz, interval, text; timestamp, timestamp, interval)  integer_pl_date(integer, date)
+interval(interval, integer; time)  interval_cmp interval_eq interval_ge interval_gt interval_larger interval_le interval_lt interval_mi
+interval_ne interval_pl interval_smaller(interval, interval)  interval_div interval_mul(interval, double precision)
+interval_pl_date(interval, date)  interval_pl_time(interval, time)  interval_pl_timestamp(interval, timestamp)
+interval_pl_timestamptz(interval, timestamptz)  interval_pl_timetz(interval, timetz)  interval_um justify_days justify_hours
+justify_interval(interval)  isfinite(date; interval; timestamptz; timestamp)  make_date(integer, integer, integer)  make_interval(integer,
+integer, integer, integer, integer, integer, double precision)  make_time(integer, integer, double precision)  make_timestamp(integer,
+integer, integer, integer, integer, double precision)  make_timestamptz(integer, integer, integer, integer, integer, double precision;
+integer, integer, integer, integer, integer, double precision, text)  mul_d_interval(double precision, interval)  now statement_timestamp
+transaction_timestamp()  overlaps(timetz, timetz, timetz, timetz; time, interval, time, interval; time, interval, time, time; time, time,
+time, interval; time, time, time, time; timestamptz, interval, timestamptz, interval; timestamptz, interval, timestamptz, timestamptz;
+timestamptz, timestamptz, timestamptz, interval; timestamptz, timestamptz, timestamptz, timestamptz; timestamp, interval, timestamp,
+interval; timestamp, interval, timestamp, timestamp; timestamp, timestamp, timestamp, interval; timestamp, timestamp, timestamp, timestamp)
+time(interval; timetz; time, integer; timestamptz; timestamp)  time_cmp time_eq time_ge time_gt time_larger time_le time_lt time_mi_time
+time_ne time_smaller(time, time)  time_mi_interval time_pl_interval(time, interval)  timedate_pl(time, date)  timestamp(date; date, time;
+timestamptz; timestamp, integer)  timestamp_cmp timestamp_eq timestamp_ge timestamp_gt timestamp_larger timestamp_le timestamp_lt
+timestamp_mi timestamp_ne timestamp_smaller(timestamp, timestamp)  timestamp_cmp_date timestamp_eq_date timestamp_ge_date timestamp_gt_date
+timestamp_le_date timestamp_lt_date timestamp_ne_date(timestamp, date)  timestamp_cmp_timestamptz timestamp_eq_timestamptz
+timestamp_ge_timestamptz timestamp_gt_timestamptz timestamp_le_timestamptz timestamp_lt_timestamptz timestamp_ne_timestamptz(timestamp,
+timestamptz)  timestamp_mi_interval timestamp_pl_interval(timestamp, interval)  timestamptz(date; date, timetz; date, time; timestamptz,
+integer; timestamp)  timestamptz_cmp timestamptz_eq timestamptz_ge timestamptz_gt timestamptz_larger timestamptz_le timestamptz_lt
+timestamptz_mi timestamptz_ne timestamptz_smaller(timestamptz, timestamptz)  timestamptz_cmp_date timestamptz_eq_date timestamptz_ge_date
+timestamptz_gt_date timestamptz_le_date timestamptz_lt_date timestamptz_ne_date(timestamptz, date)  timestamptz_cmp_timestamp
+timestamptz_eq_timestamp timestamptz_ge_timestamp timestamptz_gt_timestamp timestamptz_le_timestamp timestamptz_lt_timestamp
+timestamptz_ne_timestamp(timestamptz, timestamp)  timestamptz_mi_interval timestamptz_pl_interval(timestamptz, interval)  timetz(timetz,
+integer; time; timestamptz)  timetz_cmp timetz_eq timetz_ge timetz_gt timetz_larger timetz_le timetz_lt timetz_ne timetz_smaller(timetz,
+timetz)  timetz_mi_interval timetz_pl_interval(timetz, interval)  timetzdate_pl(timetz, date)  timezone(interval, timetz; interval,
+timestamptz; interval, timestamp; text, timetz; text, timestamptz; text, timestamp; timetz; timestamptz; timestamp)  to_char(interval, text;
+timestamptz, text; timestamp, text)  to_date(text, text)  to_timestamp(double precision; text, text)
 
 -- texts, bytes and bits
-anytextcat(anynonarray, text)  ascii(text)  bit(bit, integer, boolean)  bit_count(bit; bytea)  bit_length(bit; bytea; text)
-bitand(bit, bit)  bitcat(bit varying, bit varying)  bitcmp(bit, bit)  biteq(bit, bit)  bitge(bit, bit)  bitgt(bit, bit)  bitle(bit, bit)
-bitlt(bit, bit)  bitne(bit, bit)  bitnot(bit)  bitor(bit, bit)  bitshiftleft(bit, integer)  bitshiftright(bit, integer)
-bitxor(bit, bit)  bpchar("char"; character, integer, boolean; name)  bpchar_larger(character, character)
-bpchar_pattern_ge(character, character)  bpchar_pattern_gt(character, character)  bpchar_pattern_le(character, character)
-bpchar_pattern_lt(character, character)  bpchar_smaller(character, character)  bpcharcmp(character, character)
-bpchareq(character, character)  bpcharge(character, character)  bpchargt(character, character)  bpchariclike(character, text)
-bpcharicnlike(character, text)  bpcharicregexeq(character, text)  bpcharicregexne(character, text)  bpcharle(character, character)
-bpcharlike(character, text)  bpcharlt(character, character)  bpcharne(character, character)  bpcharnlike(character, text)
-bpcharregexeq(character, text)  bpcharregexne(character, text)  btrim(bytea, bytea; text; text, text)  byteacat(bytea, bytea)
-byteacmp(bytea, bytea)  byteaeq(bytea, bytea)  byteage(bytea, bytea)  byteagt(bytea, bytea)  byteale(bytea, bytea)
-bytealt(bytea, bytea)  byteane(bytea, bytea)  casefold(text)  char(text)  char_length(character; text)
-character_length(character; text)  chareq("char", "char")  charge("char", "char")  chargt("char", "char")  charle("char", "char")
-charlt("char", "char")  charne("char", "char")  concat_ws(text, "any")  convert_from(bytea, name)  convert_to(text, name)
-decode(text, text)  encode(bytea, text)  format(text; text, "any")  get_bit(bit, integer; bytea, bigint)  get_byte(bytea, integer)
-initcap(text)  int4("char"; bit)  int8(bit)  left(text, integer)  length(bit; bytea; bytea, name; character; text)
-like_escape(text, text)  lower(text)  lpad(text, integer; text, integer, text)  ltrim(bytea, bytea; text; text, text)  md5(bytea; text)
-name(character; character varying; text)  nameconcatoid(name, oid)  nameeq(name, name)  nameeqtext(name, text)  namege(name, name)
-namegetext(name, text)  namegt(name, name)  namegttext(name, text)  nameiclike(name, text)  nameicnlike(name, text)
-nameicregexeq(name, text)  nameicregexne(name, text)  namele(name, name)  nameletext(name, text)  namelike(name, text)
-namelt(name, name)  namelttext(name, text)  namene(name, name)  namenetext(name, text)  namenlike(name, text)  nameregexeq(name, text)
-nameregexne(name, text)  octet_length(bit; bytea; character; text)
-overlay(bit, bit, integer; bit, bit, integer, integer; bytea, bytea, integer; bytea, bytea, integer, integer; text, text, integer)
-overlay(text, text, integer, integer)  parse_ident(text, boolean)  pg_size_bytes(text)  position(bytea, bytea; text, text)
-quote_ident(text)  quote_literal(text)  quote_nullable(text)  regexp_count(text, text; text, text, integer; text, text, integer, text)
-regexp_instr(text, text; text, text, integer; text, text, integer, integer; text, text, integer, integer, integer)
-regexp_instr(text, text, integer, integer, integer, text; text, text, integer, integer, integer, text, integer)
-regexp_like(text, text; text, text, text)  regexp_match(text, text; text, text, text)  regexp_matches(text, text; text, text, text)
-regexp_replace(text, text, text; text, text, text, integer; text, text, text, integer, integer)
-regexp_replace(text, text, text, integer, integer, text; text, text, text, text)  regexp_split_to_array(text, text; text, text, text)
-regexp_split_to_table(text, text; text, text, text)
-regexp_substr(text, text; text, text, integer; text, text, integer, integer; text, text, integer, integer, text)
-regexp_substr(text, text, integer, integer, text, integer)  repeat(text, integer)  replace(text, text, text)  reverse(text)
-right(text, integer)  rpad(text, integer; text, integer, text)  rtrim(bytea, bytea; text; text, text)
-set_bit(bit, integer, integer; bytea, bigint, integer)  set_byte(bytea, integer, integer)  sha224(bytea)  sha256(bytea)  sha384(bytea)
-sha512(bytea)  similar_escape(text, text)  similar_to_escape(text; text, text)  split_part(text, text, integer)  starts_with(text, text)
-string_to_array(text, text; text, text, text)  string_to_table(text, text; text, text, text)  strpos(text, text)
-substr(bytea, integer; bytea, integer, integer; text, integer; text, integer, integer)
-substring(bit, integer; bit, integer, integer; bytea, integer; bytea, integer, integer; text, integer; text, integer, integer)
-substring(text, text; text, text, text)  text("char"; character; name)  text_ge(text, text)  text_gt(text, text)
-text_larger(text, text)  text_le(text, text)  text_lt(text, text)  text_pattern_ge(text, text)  text_pattern_gt(text, text)
-text_pattern_le(text, text)  text_pattern_lt(text, text)  text_smaller(text, text)  textanycat(text, anynonarray)  textcat(text, text)
-texteq(text, text)  texteqname(text, name)  textgename(text, name)  textgtname(text, name)  texticlike(text, text)
-texticnlike(text, text)  texticregexeq(text, text)  texticregexne(text, text)  textlen(text)  textlename(text, name)
-textlike(text, text)  textltname(text, name)  textne(text, text)  textnename(text, name)  textnlike(text, text)  textregexeq(text, text)
-textregexne(text, text)  to_ascii(text; text, integer; text, name)
-to_char(bigint, text; double precision, text; integer, text; numeric, text; real, text)  to_number(text, text)
-translate(text, text, text)  ts_match_tt(text, text)  unistr(text)  upper(text)  varbit(bit varying, integer, boolean)
-varbitcmp(bit varying, bit varying)  varbiteq(bit varying, bit varying)  varbitge(bit varying, bit varying)
-varbitgt(bit varying, bit varying)  varbitle(bit varying, bit varying)  varbitlt(bit varying, bit varying)
-varbitne(bit varying, bit varying)  varchar(character varying, integer, boolean; name)
+anytextcat(anynonarray, text)  ascii casefold char initcap lower pg_size_bytes quote_ident quote_literal quote_nullable reverse textlen
+unistr upper(text)  bit(bit, integer, boolean)  bit_count(bit; bytea)  bit_length(bit; bytea; text)  bitand bitcmp biteq bitge bitgt bitle
+bitlt bitne bitor bitxor(bit, bit)  bitcat varbitcmp varbiteq varbitge varbitgt varbitle varbitlt varbitne(bit varying, bit varying)  bitnot
+int8(bit)  bitshiftleft bitshiftright(bit, integer)  bpchar("char"; character, integer, boolean; name)  bpchar_larger bpchar_pattern_ge
+bpchar_pattern_gt bpchar_pattern_le bpchar_pattern_lt bpchar_smaller bpcharcmp bpchareq bpcharge bpchargt bpcharle bpcharlt
+bpcharne(character, character)  bpchariclike bpcharicnlike bpcharicregexeq bpcharicregexne bpcharlike bpcharnlike bpcharregexeq
+bpcharregexne(character, text)  btrim ltrim rtrim(bytea, bytea; text; text, text)  byteacat byteacmp byteaeq byteage byteagt byteale bytealt
+byteane(bytea, bytea)  char_length character_length(character; text)  chareq charge chargt charle charlt charne("char", "char")
+concat_ws(text, "any")  convert_from(bytea, name)  convert_to texteqname textgename textgtname textlename textltname textnename(text, name)
+decode like_escape similar_escape starts_with strpos text_ge text_gt text_larger text_le text_lt text_pattern_ge text_pattern_gt
+text_pattern_le text_pattern_lt text_smaller textcat texteq texticlike texticnlike texticregexeq texticregexne textlike textne textnlike
+textregexeq textregexne to_number ts_match_tt(text, text)  encode(bytea, text)  format(text; text, "any")  get_bit(bit, integer; bytea,
+bigint)  get_byte(bytea, integer)  int4("char"; bit)  left repeat right(text, integer)  length(bit; bytea; bytea, name; character; text)
+lpad rpad(text, integer; text, integer, text)  md5(bytea; text)  name(character; character varying; text)  nameconcatoid(name, oid)  nameeq
+namege namegt namele namelt namene(name, name)  nameeqtext namegetext namegttext nameiclike nameicnlike nameicregexeq nameicregexne
+nameletext namelike namelttext namenetext namenlike nameregexeq nameregexne(name, text)  octet_length(bit; bytea; character; text)
+overlay(bit, bit, integer; bit, bit, integer, integer; bytea, bytea, integer; bytea, bytea, integer, integer; text, text, integer; text,
+text, integer, integer)  parse_ident(text, boolean)  position(bytea, bytea; text, text)  regexp_count(text, text; text, text, integer; text,
+text, integer, text)  regexp_instr(text, text; text, text, integer; text, text, integer, integer; text, text, integer, integer, integer;
+text, text, integer, integer, integer, text; text, text, integer, integer, integer, text, integer)  regexp_like regexp_match regexp_matches
+regexp_split_to_array regexp_split_to_table string_to_array string_to_table(text, text; text, text, text)  regexp_replace(text, text, text;
+text, text, text, integer; text, text, text, integer, integer; text, text, text, integer, integer, text; text, text, text, text)
+regexp_substr(text, text; text, text, integer; text, text, integer, integer; text, text, integer, integer, text; text, text, integer,
+integer, text, integer)  replace translate(text, text, text)  set_bit(bit, integer, integer; bytea, bigint, integer)  set_byte(bytea,
+integer, integer)  sha224 sha256 sha384 sha512(bytea)  similar_to_escape(text; text, text)  split_part(text, text, integer)  substr(bytea,
+integer; bytea, integer, integer; text, integer; text, integer, integer)  substring(bit, integer; bit, integer, integer; bytea, integer;
+bytea, integer, integer; text, integer; text, integer, integer; text, text; text, text, text)  text("char"; character; name)
+textanycat(text, anynonarray)  to_ascii(text; text, integer; text, name)  to_char(bigint, text; double precision, text; integer, text;
+numeric, text; real, text)  varbit(bit varying, integer, boolean)  varchar(character varying, integer, boolean; name)
 
 -- arrays
-array_append(anycompatiblearray, anycompatible)  array_cat(anycompatiblearray, anycompatiblearray)  array_dims(anyarray)
-array_eq(anyarray, anyarray)  array_fill(anyelement, integer[]; anyelement, integer[], integer[])  array_ge(anyarray, anyarray)
-array_gt(anyarray, anyarray)  array_larger(anyarray, anyarray)  array_le(anyarray, anyarray)  array_length(anyarray, integer)
-array_lower(anyarray, integer)  array_lt(anyarray, anyarray)  array_ndims(anyarray)  array_ne(anyarray, anyarray)
-array_position(anycompatiblearray, anycompatible; anycompatiblearray, anycompatible, integer)
-array_positions(anycompatiblearray, anycompatible)  array_prepend(anycompatible, anycompatiblearray)
-array_remove(anycompatiblearray, anycompatible)  array_replace(anycompatiblearray, anycompatible, anycompatible)
-array_reverse(anyarray)  array_smaller(anyarray, anyarray)  array_to_string(anyarray, text; anyarray, text, text)
-array_upper(anyarray, integer)  arraycontained(anyarray, anyarray)  arraycontains(anyarray, anyarray)  arrayoverlap(anyarray, anyarray)
-cardinality(anyarray)  generate_subscripts(anyarray, integer; anyarray, integer, boolean)  json_object(text[]; text[], text[])
-jsonb_object(text[]; text[], text[])  trim_array(anyarray, integer)  unnest(anyarray)  width_bucket(anycompatible, anycompatiblearray)
+array_append array_positions array_remove(anycompatiblearray, anycompatible)  array_cat(anycompatiblearray, anycompatiblearray)  array_dims
+array_ndims array_reverse cardinality unnest(anyarray)  array_eq array_ge array_gt array_larger array_le array_lt array_ne array_smaller
+arraycontained arraycontains arrayoverlap(anyarray, anyarray)  array_fill(anyelement, integer[]; anyelement, integer[], integer[])
+array_length array_lower array_upper trim_array(anyarray, integer)  array_position(anycompatiblearray, anycompatible; anycompatiblearray,
+anycompatible, integer)  array_prepend width_bucket(anycompatible, anycompatiblearray)  array_replace(anycompatiblearray, anycompatible,
+anycompatible)  array_to_string(anyarray, text; anyarray, text, text)  generate_subscripts(anyarray, integer; anyarray, integer, boolean)
+json_object jsonb_object(text[]; text[], text[])
 
 -- JSON that is there already
-bool(jsonb)  float4(jsonb)  float8(jsonb)  int2(jsonb)  int4(jsonb)  int8(jsonb)  json_array_element(json, integer)
-json_array_element_text(json, integer)  json_array_elements(json)  json_array_elements_text(json)  json_array_length(json)
-json_each(json)  json_each_text(json)  json_extract_path(json, text[])  json_extract_path_text(json, text[])
-json_object_field(json, text)  json_object_field_text(json, text)  json_object_keys(json)  json_strip_nulls(json)  json_typeof(json)
-jsonb_array_element(jsonb, integer)  jsonb_array_element_text(jsonb, integer)  jsonb_array_elements(jsonb)
-jsonb_array_elements_text(jsonb)  jsonb_array_length(jsonb)  jsonb_cmp(jsonb, jsonb)  jsonb_concat(jsonb, jsonb)
-jsonb_contained(jsonb, jsonb)  jsonb_contains(jsonb, jsonb)  jsonb_delete(jsonb, integer; jsonb, text; jsonb, text[])
-jsonb_delete_path(jsonb, text[])  jsonb_each(jsonb)  jsonb_each_text(jsonb)  jsonb_eq(jsonb, jsonb)  jsonb_exists(jsonb, text)
-jsonb_exists_all(jsonb, text[])  jsonb_exists_any(jsonb, text[])  jsonb_extract_path(jsonb, text[])
-jsonb_extract_path_text(jsonb, text[])  jsonb_ge(jsonb, jsonb)  jsonb_gt(jsonb, jsonb)  jsonb_insert(jsonb, text[], jsonb, boolean)
-jsonb_le(jsonb, jsonb)  jsonb_lt(jsonb, jsonb)  jsonb_ne(jsonb, jsonb)  jsonb_object_field(jsonb, text)
-jsonb_object_field_text(jsonb, text)  jsonb_object_keys(jsonb)  jsonb_path_exists(jsonb, jsonpath, jsonb, boolean)
-jsonb_path_exists_opr(jsonb, jsonpath)  jsonb_path_exists_tz(jsonb, jsonpath, jsonb, boolean)
-jsonb_path_match(jsonb, jsonpath, jsonb, boolean)  jsonb_path_match_opr(jsonb, jsonpath)
-jsonb_path_match_tz(jsonb, jsonpath, jsonb, boolean)  jsonb_path_query(jsonb, jsonpath, jsonb, boolean)
-jsonb_path_query_array(jsonb, jsonpath, jsonb, boolean)  jsonb_path_query_array_tz(jsonb, jsonpath, jsonb, boolean)
-jsonb_path_query_first(jsonb, jsonpath, jsonb, boolean)  jsonb_path_query_first_tz(jsonb, jsonpath, jsonb, boolean)
-jsonb_path_query_tz(jsonb, jsonpath, jsonb, boolean)  jsonb_pretty(jsonb)  jsonb_set(jsonb, text[], jsonb, boolean)
-jsonb_set_lax(jsonb, text[], jsonb, boolean, text)  jsonb_strip_nulls(jsonb)  jsonb_typeof(jsonb)  numeric(jsonb)
+bool float4 float8 int2 int4 int8 jsonb_array_elements jsonb_array_elements_text jsonb_array_length jsonb_each jsonb_each_text
+jsonb_object_keys jsonb_pretty jsonb_strip_nulls jsonb_typeof numeric(jsonb)  json_array_element json_array_element_text(json, integer)
+json_array_elements json_array_elements_text json_array_length json_each json_each_text json_object_keys json_strip_nulls json_typeof(json)
+json_extract_path json_extract_path_text(json, text[])  json_object_field json_object_field_text(json, text)  jsonb_array_element
+jsonb_array_element_text(jsonb, integer)  jsonb_cmp jsonb_concat jsonb_contained jsonb_contains jsonb_eq jsonb_ge jsonb_gt jsonb_le jsonb_lt
+jsonb_ne(jsonb, jsonb)  jsonb_delete(jsonb, integer; jsonb, text; jsonb, text[])  jsonb_delete_path jsonb_exists_all jsonb_exists_any
+jsonb_extract_path jsonb_extract_path_text(jsonb, text[])  jsonb_exists jsonb_object_field jsonb_object_field_text(jsonb, text)
+jsonb_insert jsonb_set(jsonb, text[], jsonb, boolean)  jsonb_path_exists jsonb_path_exists_tz jsonb_path_match jsonb_path_match_tz
+jsonb_path_query jsonb_path_query_array jsonb_path_query_array_tz jsonb_path_query_first jsonb_path_query_first_tz
+jsonb_path_query_tz(jsonb, jsonpath, jsonb, boolean)  jsonb_path_exists_opr jsonb_path_match_opr(jsonb, jsonpath)  jsonb_set_lax(jsonb,
+text[], jsonb, boolean, text)
 
 -- text search
-length(tsvector)  numnode(tsquery)  phraseto_tsquery(regconfig, text; text)  plainto_tsquery(regconfig, text; text)  querytree(tsquery)
-setweight(tsvector, "char"; tsvector, "char", text[])  strip(tsvector)  to_tsquery(regconfig, text; text)
-to_tsvector(json; jsonb; regconfig, json; regconfig, jsonb; regconfig, text; text)
-ts_headline(json, tsquery; json, tsquery, text; jsonb, tsquery; jsonb, tsquery, text; regconfig, json, tsquery)
-ts_headline(regconfig, json, tsquery, text; regconfig, jsonb, tsquery; regconfig, jsonb, tsquery, text; regconfig, text, tsquery)
-ts_headline(regconfig, text, tsquery, text; text, tsquery; text, tsquery, text)  ts_match_qv(tsquery, tsvector)
-ts_match_tq(text, tsquery)  ts_match_vq(tsvector, tsquery)
-ts_rank(real[], tsvector, tsquery; real[], tsvector, tsquery, integer; tsvector, tsquery; tsvector, tsquery, integer)
-ts_rank_cd(real[], tsvector, tsquery; real[], tsvector, tsquery, integer; tsvector, tsquery; tsvector, tsquery, integer)
-tsquery_and(tsquery, tsquery)  tsquery_cmp(tsquery, tsquery)  tsquery_eq(tsquery, tsquery)  tsquery_ge(tsquery, tsquery)
-tsquery_gt(tsquery, tsquery)  tsquery_le(tsquery, tsquery)  tsquery_lt(tsquery, tsquery)  tsquery_ne(tsquery, tsquery)
-tsquery_not(tsquery)  tsquery_or(tsquery, tsquery)  tsquery_phrase(tsquery, tsquery; tsquery, tsquery, integer)
-tsvector_cmp(tsvector, tsvector)  tsvector_concat(tsvector, tsvector)  tsvector_eq(tsvector, tsvector)  tsvector_ge(tsvector, tsvector)
-tsvector_gt(tsvector, tsvector)  tsvector_le(tsvector, tsvector)  tsvector_lt(tsvector, tsvector)  tsvector_ne(tsvector, tsvector)
-tsvector_to_array(tsvector)  unnest(tsvector)  websearch_to_tsquery(regconfig, text; text)
+length strip tsvector_to_array unnest(tsvector)  numnode querytree tsquery_not(tsquery)  phraseto_tsquery plainto_tsquery to_tsquery
+websearch_to_tsquery(regconfig, text; text)  setweight(tsvector, "char"; tsvector, "char", text[])  to_tsvector(json; jsonb; regconfig,
+json; regconfig, jsonb; regconfig, text; text)  ts_headline(json, tsquery; json, tsquery, text; jsonb, tsquery; jsonb, tsquery, text;
+regconfig, json, tsquery; regconfig, json, tsquery, text; regconfig, jsonb, tsquery; regconfig, jsonb, tsquery, text; regconfig, text,
+tsquery; regconfig, text, tsquery, text; text, tsquery; text, tsquery, text)  ts_match_qv(tsquery, tsvector)  ts_match_tq(text, tsquery)
+ts_match_vq(tsvector, tsquery)  ts_rank ts_rank_cd(real[], tsvector, tsquery; real[], tsvector, tsquery, integer; tsvector, tsquery;
+tsvector, tsquery, integer)  tsquery_and tsquery_cmp tsquery_eq tsquery_ge tsquery_gt tsquery_le tsquery_lt tsquery_ne tsquery_or(tsquery,
+tsquery)  tsquery_phrase(tsquery, tsquery; tsquery, tsquery, integer)  tsvector_cmp tsvector_concat tsvector_eq tsvector_ge tsvector_gt
+tsvector_le tsvector_lt tsvector_ne(tsvector, tsvector)
 
 -- ranges
 daterange(date, date; date, date, text)  elem_contained_by_range(anyelement, anyrange)  enum_range(anyenum; anyenum, anyenum)
-in_range(bigint, bigint, bigint, boolean, boolean; date, date, interval, boolean, boolean)
-in_range(double precision, double precision, double precision, boolean, boolean; integer, integer, bigint, boolean, boolean)
-in_range(integer, integer, integer, boolean, boolean; integer, integer, smallint, boolean, boolean)
-in_range(interval, interval, interval, boolean, boolean; numeric, numeric, numeric, boolean, boolean)
-in_range(real, real, double precision, boolean, boolean; smallint, smallint, bigint, boolean, boolean)
-in_range(smallint, smallint, integer, boolean, boolean; smallint, smallint, smallint, boolean, boolean)
-in_range(time with time zone, time with time zone, interval, boolean, boolean)
-in_range(time without time zone, time without time zone, interval, boolean, boolean)
-in_range(timestamp with time zone, timestamp with time zone, interval, boolean, boolean)
-in_range(timestamp without time zone, timestamp without time zone, interval, boolean, boolean)
-int4range(integer, integer; integer, integer, text)  int8range(bigint, bigint; bigint, bigint, text)  isempty(anyrange)  lower(anyrange)
-lower_inc(anyrange)  lower_inf(anyrange)  numrange(numeric, numeric; numeric, numeric, text)  range_adjacent(anyrange, anyrange)
-range_after(anyrange, anyrange)  range_before(anyrange, anyrange)  range_cmp(anyrange, anyrange)  range_contained_by(anyrange, anyrange)
-range_contains(anyrange, anyrange)  range_contains_elem(anyrange, anyelement)  range_eq(anyrange, anyrange)
-range_ge(anyrange, anyrange)  range_gt(anyrange, anyrange)  range_intersect(anyrange, anyrange)  range_le(anyrange, anyrange)
-range_lt(anyrange, anyrange)  range_merge(anyrange, anyrange)  range_minus(anyrange, anyrange)  range_ne(anyrange, anyrange)
-range_overlaps(anyrange, anyrange)  range_overleft(anyrange, anyrange)  range_overright(anyrange, anyrange)
-range_union(anyrange, anyrange)
-tsrange(timestamp without time zone, timestamp without time zone; timestamp without time zone, timestamp without time zone, text)
-tstzrange(timestamp with time zone, timestamp with time zone; timestamp with time zone, timestamp with time zone, text)  upper(anyrange)
-upper_inc(anyrange)  upper_inf(anyrange)
+in_range(bigint, bigint, bigint, boolean, boolean; date, date, interval, boolean, boolean; double precision, double precision, double
+precision, boolean, boolean; integer, integer, bigint, boolean, boolean; integer, integer, integer, boolean, boolean; integer, integer,
+smallint, boolean, boolean; interval, interval, interval, boolean, boolean; numeric, numeric, numeric, boolean, boolean; real, real, double
+precision, boolean, boolean; smallint, smallint, bigint, boolean, boolean; smallint, smallint, integer, boolean, boolean; smallint,
+smallint, smallint, boolean, boolean; timetz, timetz, interval, boolean, boolean; time, time, interval, boolean, boolean; timestamptz,
+timestamptz, interval, boolean, boolean; timestamp, timestamp, interval, boolean, boolean)  int4range(integer, integer; integer, integer,
+text)  int8range(bigint, bigint; bigint, bigint, text)  isempty lower lower_inc lower_inf upper upper_inc upper_inf(anyrange)
+numrange(numeric, numeric; numeric, numeric, text)  range_adjacent range_after range_before range_cmp range_contained_by range_contains
+range_eq range_ge range_gt range_intersect range_le range_lt range_merge range_minus range_ne range_overlaps range_overleft range_overright
+range_union(anyrange, anyrange)  range_contains_elem(anyrange, anyelement)  tsrange(timestamp, timestamp; timestamp, timestamp, text)
+tstzrange(timestamptz, timestamptz; timestamptz, timestamptz, text)
 
 -- geometry of fixed size: a point, a line, a box, a circle
-area(box; circle)  bound_box(box, box)  box(circle; point; point, point)  box_above(box, box)  box_above_eq(box, box)
-box_add(box, point)  box_below(box, box)  box_below_eq(box, box)  box_center(box)  box_contain(box, box)  box_contain_pt(box, point)
-box_contained(box, box)  box_distance(box, box)  box_div(box, point)  box_eq(box, box)  box_ge(box, box)  box_gt(box, box)
-box_intersect(box, box)  box_le(box, box)  box_left(box, box)  box_lt(box, box)  box_mul(box, point)  box_overabove(box, box)
-box_overbelow(box, box)  box_overlap(box, box)  box_overleft(box, box)  box_overright(box, box)  box_right(box, box)  box_same(box, box)
-box_sub(box, point)  center(box; circle)  circle(box; point, double precision)  circle_above(circle, circle)
-circle_add_pt(circle, point)  circle_below(circle, circle)  circle_center(circle)  circle_contain(circle, circle)
-circle_contain_pt(circle, point)  circle_contained(circle, circle)  circle_distance(circle, circle)  circle_div_pt(circle, point)
-circle_eq(circle, circle)  circle_ge(circle, circle)  circle_gt(circle, circle)  circle_le(circle, circle)  circle_left(circle, circle)
-circle_lt(circle, circle)  circle_mul_pt(circle, point)  circle_ne(circle, circle)  circle_overabove(circle, circle)
-circle_overbelow(circle, circle)  circle_overlap(circle, circle)  circle_overleft(circle, circle)  circle_overright(circle, circle)
-circle_right(circle, circle)  circle_same(circle, circle)  circle_sub_pt(circle, point)  close_ls(line, lseg)  close_lseg(lseg, lseg)
-close_pb(point, box)  close_pl(point, line)  close_ps(point, lseg)  close_sb(lseg, box)  diagonal(box)  diameter(circle)
-dist_bp(box, point)  dist_bs(box, lseg)  dist_cpoint(circle, point)  dist_lp(line, point)  dist_ls(line, lseg)  dist_pb(point, box)
-dist_pc(point, circle)  dist_pl(point, line)  dist_ps(point, lseg)  dist_sb(lseg, box)  dist_sl(lseg, line)  dist_sp(lseg, point)
-height(box)  inter_lb(line, box)  inter_sb(lseg, box)  inter_sl(lseg, line)  ishorizontal(line; lseg; point, point)
-isparallel(line, line; lseg, lseg)  isperp(line, line; lseg, lseg)  isvertical(line; lseg; point, point)  length(lseg)
-line(point, point)  line_distance(line, line)  line_eq(line, line)  line_horizontal(line)  line_interpt(line, line)
-line_intersect(line, line)  line_parallel(line, line)  line_perp(line, line)  line_vertical(line)  lseg(box; point, point)
-lseg_center(lseg)  lseg_distance(lseg, lseg)  lseg_eq(lseg, lseg)  lseg_ge(lseg, lseg)  lseg_gt(lseg, lseg)  lseg_horizontal(lseg)
-lseg_interpt(lseg, lseg)  lseg_intersect(lseg, lseg)  lseg_le(lseg, lseg)  lseg_length(lseg)  lseg_lt(lseg, lseg)  lseg_ne(lseg, lseg)
-lseg_parallel(lseg, lseg)  lseg_perp(lseg, lseg)  lseg_vertical(lseg)  on_pb(point, box)  on_pl(point, line)  on_ps(point, lseg)
-on_sb(lseg, box)  on_sl(lseg, line)  point(box; circle; lseg)  point_above(point, point)  point_add(point, point)
-point_below(point, point)  point_distance(point, point)  point_div(point, point)  point_eq(point, point)  point_horiz(point, point)
-point_left(point, point)  point_mul(point, point)  point_ne(point, point)  point_right(point, point)  point_sub(point, point)
-point_vert(point, point)  pt_contained_circle(point, circle)  radius(circle)  slope(point, point)  width(box)
+area center(box; circle)  bound_box box_above box_above_eq box_below box_below_eq box_contain box_contained box_distance box_eq box_ge
+box_gt box_intersect box_le box_left box_lt box_overabove box_overbelow box_overlap box_overleft box_overright box_right box_same(box, box)
+box(circle; point; point, point)  box_add box_contain_pt box_div box_mul box_sub dist_bp(box, point)  box_center diagonal height width(box)
+circle(box; point, double precision)  circle_above circle_below circle_contain circle_contained circle_distance circle_eq circle_ge
+circle_gt circle_le circle_left circle_lt circle_ne circle_overabove circle_overbelow circle_overlap circle_overleft circle_overright
+circle_right circle_same(circle, circle)  circle_add_pt circle_contain_pt circle_div_pt circle_mul_pt circle_sub_pt dist_cpoint(circle,
+point)  circle_center diameter radius(circle)  close_ls dist_ls(line, lseg)  close_lseg lseg_distance lseg_eq lseg_ge lseg_gt lseg_interpt
+lseg_intersect lseg_le lseg_lt lseg_ne lseg_parallel lseg_perp(lseg, lseg)  close_pb dist_pb on_pb(point, box)  close_pl dist_pl
+on_pl(point, line)  close_ps dist_ps on_ps(point, lseg)  close_sb dist_sb inter_sb on_sb(lseg, box)  dist_bs(box, lseg)  dist_lp(line,
+point)  dist_pc pt_contained_circle(point, circle)  dist_sl inter_sl on_sl(lseg, line)  dist_sp(lseg, point)  inter_lb(line, box)
+ishorizontal isvertical(line; lseg; point, point)  isparallel isperp(line, line; lseg, lseg)  length lseg_center lseg_horizontal lseg_length
+lseg_vertical(lseg)  line point_above point_add point_below point_distance point_div point_eq point_horiz point_left point_mul point_ne
+point_right point_sub point_vert slope(point, point)  line_distance line_eq line_interpt line_intersect line_parallel line_perp(line, line)
+line_horizontal line_vertical(line)  lseg(box; point, point)  point(box; circle; lseg)
 
 -- addresses of networks
-abbrev(cidr; inet)  broadcast(inet)  cidr(inet)  family(inet)  host(inet)  hostmask(inet)  inet_merge(inet, inet)
-inet_same_family(inet, inet)  inetand(inet, inet)  inetmi(inet, inet)  inetmi_int8(inet, bigint)  inetnot(inet)  inetor(inet, inet)
-inetpl(inet, bigint)  int8pl_inet(bigint, inet)  macaddr(macaddr8)  macaddr8(macaddr)  macaddr8_and(macaddr8, macaddr8)
-macaddr8_cmp(macaddr8, macaddr8)  macaddr8_eq(macaddr8, macaddr8)  macaddr8_ge(macaddr8, macaddr8)  macaddr8_gt(macaddr8, macaddr8)
-macaddr8_le(macaddr8, macaddr8)  macaddr8_lt(macaddr8, macaddr8)  macaddr8_ne(macaddr8, macaddr8)  macaddr8_not(macaddr8)
-macaddr8_or(macaddr8, macaddr8)  macaddr8_set7bit(macaddr8)  macaddr_and(macaddr, macaddr)  macaddr_cmp(macaddr, macaddr)
-macaddr_eq(macaddr, macaddr)  macaddr_ge(macaddr, macaddr)  macaddr_gt(macaddr, macaddr)  macaddr_le(macaddr, macaddr)
-macaddr_lt(macaddr, macaddr)  macaddr_ne(macaddr, macaddr)  macaddr_not(macaddr)  macaddr_or(macaddr, macaddr)  masklen(inet)
-netmask(inet)  network(inet)  network_cmp(inet, inet)  network_eq(inet, inet)  network_ge(inet, inet)  network_gt(inet, inet)
-network_larger(inet, inet)  network_le(inet, inet)  network_lt(inet, inet)  network_ne(inet, inet)  network_overlap(inet, inet)
-network_smaller(inet, inet)  network_sub(inet, inet)  network_subeq(inet, inet)  network_sup(inet, inet)  network_supeq(inet, inet)
-text(inet)  trunc(macaddr; macaddr8)
+abbrev(cidr; inet)  broadcast cidr family host hostmask inetnot masklen netmask network text(inet)  inet_merge inet_same_family inetand
+inetmi inetor network_cmp network_eq network_ge network_gt network_larger network_le network_lt network_ne network_overlap network_smaller
+network_sub network_subeq network_sup network_supeq(inet, inet)  inetmi_int8 inetpl(inet, bigint)  int8pl_inet(bigint, inet)  macaddr
+macaddr8_not macaddr8_set7bit(macaddr8)  macaddr8 macaddr_not(macaddr)  macaddr8_and macaddr8_cmp macaddr8_eq macaddr8_ge macaddr8_gt
+macaddr8_le macaddr8_lt macaddr8_ne macaddr8_or(macaddr8, macaddr8)  macaddr_and macaddr_cmp macaddr_eq macaddr_ge macaddr_gt macaddr_le
+macaddr_lt macaddr_ne macaddr_or(macaddr, macaddr)  trunc(macaddr; macaddr8)
 
 -- others: any type, records, UUIDs, enums
-concat("any")  enum_cmp(anyenum, anyenum)  enum_eq(anyenum, anyenum)  enum_first(anyenum)  enum_ge(anyenum, anyenum)
-enum_gt(anyenum, anyenum)  enum_larger(anyenum, anyenum)  enum_last(anyenum)  enum_le(anyenum, anyenum)  enum_lt(anyenum, anyenum)
-enum_ne(anyenum, anyenum)  enum_smaller(anyenum, anyenum)  int8inc_any(bigint, "any")  num_nonnulls("any")  num_nulls("any")
-record_eq(record, record)  record_ge(record, record)  record_gt(record, record)  record_le(record, record)  record_lt(record, record)
-record_ne(record, record)  uuid_cmp(uuid, uuid)  uuid_eq(uuid, uuid)  uuid_extract_timestamp(uuid)  uuid_extract_version(uuid)
-uuid_ge(uuid, uuid)  uuid_gt(uuid, uuid)  uuid_le(uuid, uuid)  uuid_lt(uuid, uuid)  uuid_ne(uuid, uuid)
+concat num_nonnulls num_nulls("any")  enum_cmp enum_eq enum_ge enum_gt enum_larger enum_le enum_lt enum_ne enum_smaller(anyenum, anyenum)
+enum_first enum_last(anyenum)  int8inc_any(bigint, "any")  record_eq record_ge record_gt record_le record_lt record_ne(record, record)
+uuid_cmp uuid_eq uuid_ge uuid_gt uuid_le uuid_lt uuid_ne(uuid, uuid)  uuid_extract_timestamp uuid_extract_version(uuid)
 $$),
   ('citext', $$
-citext(boolean; character; inet)  citext_cmp(citext, citext)  citext_eq(citext, citext)  citext_ge(citext, citext)
-citext_gt(citext, citext)  citext_larger(citext, citext)  citext_le(citext, citext)  citext_lt(citext, citext)
-citext_ne(citext, citext)  citext_pattern_cmp(citext, citext)  citext_pattern_ge(citext, citext)  citext_pattern_gt(citext, citext)
-citext_pattern_le(citext, citext)  citext_pattern_lt(citext, citext)  citext_smaller(citext, citext)  max(citext)  min(citext)
-texticlike(citext, citext; citext, text)  texticnlike(citext, citext; citext, text)  texticregexeq(citext, citext; citext, text)
-texticregexne(citext, citext; citext, text)
+citext(boolean; character; inet)  citext_cmp citext_eq citext_ge citext_gt citext_larger citext_le citext_lt citext_ne citext_pattern_cmp
+citext_pattern_ge citext_pattern_gt citext_pattern_le citext_pattern_lt citext_smaller(citext, citext)  max min(citext)  texticlike
+texticnlike texticregexeq texticregexne(citext, citext; citext, text)
 $$),
   ('fuzzystrmatch', $$
-difference(text, text)  dmetaphone(text)  dmetaphone_alt(text)  levenshtein(text, text; text, text, integer, integer, integer)
-levenshtein_less_equal(text, text, integer; text, text, integer, integer, integer, integer)  metaphone(text, integer)  soundex(text)
+difference(text, text)  dmetaphone dmetaphone_alt soundex(text)  levenshtein(text, text; text, text, integer, integer, integer)
+levenshtein_less_equal(text, text, integer; text, text, integer, integer, integer, integer)  metaphone(text, integer)
 $$),
   ('hstore', $$
-akeys(hstore)  avals(hstore)  defined(hstore, text)  delete(hstore, text)  each(hstore)  exist(hstore, text)  fetchval(hstore, text)
-hs_concat(hstore, hstore)  hs_contained(hstore, hstore)  hs_contains(hstore, hstore)  hstore(text, text)  hstore_cmp(hstore, hstore)
-hstore_eq(hstore, hstore)  hstore_ge(hstore, hstore)  hstore_gt(hstore, hstore)  hstore_le(hstore, hstore)  hstore_lt(hstore, hstore)
-hstore_ne(hstore, hstore)  hstore_to_array(hstore)  hstore_to_json(hstore)  hstore_to_json_loose(hstore)  hstore_to_jsonb(hstore)
-hstore_to_jsonb_loose(hstore)  isdefined(hstore, text)  isexists(hstore, text)  skeys(hstore)  svals(hstore)  tconvert(text, text)
+akeys avals each hstore_to_array hstore_to_json hstore_to_json_loose hstore_to_jsonb hstore_to_jsonb_loose skeys svals(hstore)  defined
+delete exist fetchval isdefined isexists(hstore, text)  hs_concat hs_contained hs_contains hstore_cmp hstore_eq hstore_ge hstore_gt
+hstore_le hstore_lt hstore_ne(hstore, hstore)  hstore tconvert(text, text)
 $$),
   ('intarray', $$
-_int_contained(integer[], integer[])  _int_contains(integer[], integer[])  _int_different(integer[], integer[])
-_int_overlap(integer[], integer[])  _int_same(integer[], integer[])  icount(integer[])
+_int_contained _int_contains _int_different _int_overlap _int_same(integer[], integer[])  icount(integer[])
 $$),
   ('pg_trgm', $$
-show_trgm(text)  similarity(text, text)  similarity_dist(text, text)  similarity_op(text, text)
+show_trgm(text)  similarity similarity_dist similarity_op(text, text)
 $$),
   ('unaccent', $$
 unaccent(regdictionary, text; text)
 $$),
   ('vector', $$
-array_to_halfvec(double precision[], integer, boolean; integer[], integer, boolean; numeric[], integer, boolean)
-array_to_halfvec(real[], integer, boolean)
-array_to_sparsevec(double precision[], integer, boolean; integer[], integer, boolean; numeric[], integer, boolean)
-array_to_sparsevec(real[], integer, boolean)
-array_to_vector(double precision[], integer, boolean; integer[], integer, boolean; numeric[], integer, boolean)
-array_to_vector(real[], integer, boolean)  avg(halfvec; vector)  binary_quantize(halfvec; vector)
-cosine_distance(halfvec, halfvec; sparsevec, sparsevec; vector, vector)  halfvec(halfvec, integer, boolean)
-halfvec_add(halfvec, halfvec)  halfvec_cmp(halfvec, halfvec)  halfvec_concat(halfvec, halfvec)  halfvec_eq(halfvec, halfvec)
-halfvec_ge(halfvec, halfvec)  halfvec_gt(halfvec, halfvec)  halfvec_l2_squared_distance(halfvec, halfvec)  halfvec_le(halfvec, halfvec)
-halfvec_lt(halfvec, halfvec)  halfvec_mul(halfvec, halfvec)  halfvec_ne(halfvec, halfvec)
-halfvec_negative_inner_product(halfvec, halfvec)  halfvec_spherical_distance(halfvec, halfvec)  halfvec_sub(halfvec, halfvec)
-halfvec_to_float4(halfvec, integer, boolean)  halfvec_to_sparsevec(halfvec, integer, boolean)
-halfvec_to_vector(halfvec, integer, boolean)  hamming_distance(bit, bit)
-inner_product(halfvec, halfvec; sparsevec, sparsevec; vector, vector)  jaccard_distance(bit, bit)
-l1_distance(halfvec, halfvec; sparsevec, sparsevec; vector, vector)  l2_distance(halfvec, halfvec; sparsevec, sparsevec; vector, vector)
-l2_norm(halfvec; sparsevec)  l2_normalize(halfvec; sparsevec; vector)  sparsevec(sparsevec, integer, boolean)
-sparsevec_cmp(sparsevec, sparsevec)  sparsevec_eq(sparsevec, sparsevec)  sparsevec_ge(sparsevec, sparsevec)
-sparsevec_gt(sparsevec, sparsevec)  sparsevec_l2_squared_distance(sparsevec, sparsevec)  sparsevec_le(sparsevec, sparsevec)
-sparsevec_lt(sparsevec, sparsevec)  sparsevec_ne(sparsevec, sparsevec)  sparsevec_negative_inner_product(sparsevec, sparsevec)
-sparsevec_to_halfvec(sparsevec, integer, boolean)  sparsevec_to_vector(sparsevec, integer, boolean)
-subvector(halfvec, integer, integer; vector, integer, integer)  sum(halfvec; vector)  vector(vector, integer, boolean)
-vector_add(vector, vector)  vector_cmp(vector, vector)  vector_concat(vector, vector)  vector_dims(halfvec; vector)
-vector_eq(vector, vector)  vector_ge(vector, vector)  vector_gt(vector, vector)  vector_l2_squared_distance(vector, vector)
-vector_le(vector, vector)  vector_lt(vector, vector)  vector_mul(vector, vector)  vector_ne(vector, vector)
-vector_negative_inner_product(vector, vector)  vector_norm(vector)  vector_spherical_distance(vector, vector)
-vector_sub(vector, vector)  vector_to_float4(vector, integer, boolean)  vector_to_halfvec(vector, integer, boolean)
-vector_to_sparsevec(vector, integer, boolean)
+array_to_halfvec array_to_sparsevec array_to_vector(double precision[], integer, boolean; integer[], integer, boolean; numeric[], integer,
+boolean; real[], integer, boolean)  avg binary_quantize sum vector_dims(halfvec; vector)  cosine_distance inner_product l1_distance
+l2_distance(halfvec, halfvec; sparsevec, sparsevec; vector, vector)  halfvec halfvec_to_float4 halfvec_to_sparsevec
+halfvec_to_vector(halfvec, integer, boolean)  halfvec_add halfvec_cmp halfvec_concat halfvec_eq halfvec_ge halfvec_gt
+halfvec_l2_squared_distance halfvec_le halfvec_lt halfvec_mul halfvec_ne halfvec_negative_inner_product halfvec_spherical_distance
+halfvec_sub(halfvec, halfvec)  hamming_distance jaccard_distance(bit, bit)  l2_norm(halfvec; sparsevec)  l2_normalize(halfvec; sparsevec;
+vector)  sparsevec sparsevec_to_halfvec sparsevec_to_vector(sparsevec, integer, boolean)  sparsevec_cmp sparsevec_eq sparsevec_ge
+sparsevec_gt sparsevec_l2_squared_distance sparsevec_le sparsevec_lt sparsevec_ne sparsevec_negative_inner_product(sparsevec, sparsevec)
+subvector(halfvec, integer, integer; vector, integer, integer)  vector vector_to_float4 vector_to_halfvec vector_to_sparsevec(vector,
+integer, boolean)  vector_add vector_cmp vector_concat vector_eq vector_ge vector_gt vector_l2_squared_distance vector_le vector_lt
+vector_mul vector_ne vector_negative_inner_product vector_spherical_distance vector_sub(vector, vector)  vector_norm(vector)
 $$)
 ) AS f (extension, list)
-CROSS JOIN LATERAL regexp_matches(f.list, '(\w+)\(([^)]*)\)', 'g') AS s
-CROSS JOIN LATERAL regexp_split_to_table(s[2], '; ') AS a (arguments);
+-- names, and of each the lists of arguments
+CROSS JOIN LATERAL regexp_matches(regexp_replace(f.list, '--[^\n]*', '', 'g'), '([^()]+)\(([^)]*)\)', 'g') AS s
+CROSS JOIN LATERAL regexp_split_to_table(btrim(s[1], E' \n'), '\s+') AS n (name)
+CROSS JOIN LATERAL regexp_split_to_table(regexp_replace(s[2], '\s+', ' ', 'g'), '; ') AS a (arguments);
