@@ -11,14 +11,16 @@ check() {
 
 # pgspot reads no `SET search_path FROM CURRENT`: it gets the path that stands for, of schemas nobody else can write to, and
 # what mk/build.sh puts into a string for the name of pgvector's schema as it stands there.
-# A function that pins a path cannot be inlined, and a procedure that does cannot commit: those named here do without, or have pgvector's
-# schema in it for functions of the caller's.
+# Inner functions run under the path of those that call them, and get it here. A function that pins a path cannot be inlined, and a
+# procedure that does cannot commit: those named here do without, or have pgvector's schema in it for functions of the caller's.
 # shellcheck disable=SC2016
 pgspot() {
   local script=$ROOT/build/pgspot.sql unpinned=()
   sed -e 's/SET search_path FROM CURRENT/SET search_path = pg_catalog, ml_rag, pg_temp/' \
     -e 's/OPERATOR(@vector@\.\([^)]*\))/\1/g' -e 's/@vector@\.//g' -e 's/@vector@/vector_schema/g' \
-    -e '/^DO \$run\$ BEGIN/d' -e '/^\$file\$, \$vector\$/,/END \$run\$;$/d' "$ROOT/build/ml_rag--$VERSION.sql" >"$script"
+    -e '/^DO \$run\$ BEGIN/d' -e '/^\$file\$, \$vector\$/,/END \$run\$;$/d' "$ROOT/build/ml_rag--$VERSION.sql" |
+    awk '/^CREATE / { inner = /FUNCTION ml_rag\._/ && !/\._(begin|begin_question|stage|end|session_settings)\(/ } /SET search_path/ { inner = 0 }
+      inner && / ?AS \$\$$/ { sub(/AS \$\$$/, "SET search_path = pg_catalog, ml_rag, pg_temp AS $$"); inner = 0 } { print }' >"$script"
   while read -r signature; do unpinned+=(--proc-without-search-path "$signature"); done <<'LIST'
 ml_rag.version()
 ml_rag._begin(routine text,stage text)

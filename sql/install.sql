@@ -11,7 +11,7 @@
 --   5  filters become conditions on the rows of a store     ml_rag.filter               pipeline/filter, condition; filters.py
 --   6  arms bring candidates: by meaning (pgvector), by words (BM25), by a function
 --      of the caller's, in node groups; shards run an arm by themselves
---                                                           pipeline/bm25, function, nodes, shards; search.py, functions.py, shards.py
+--                                                           pipeline/function, nodes, shards; search.py, functions.py, shards.py
 --   7  one SQL statement: the arms' candidates as one list, what is too far away dropped, the texts of what is left, their neighbours
 --                                                           ml_rag.statement            plan.py, rows.py, fuse.py
 --   8  a cross-encoder puts what is left in order           ml_rag.rerank               pipeline/rerank
@@ -68,7 +68,6 @@
 \i pipeline/levels.sql
 \i pipeline/request.sql
 \i pipeline/quantization.sql
-\i pipeline/bm25.sql
 \i pipeline/neighbours.sql
 \i pipeline/nodes.sql
 \i pipeline/rerank.sql

@@ -29,6 +29,15 @@ DECLARE
     SELECT p.oid FROM pg_proc AS p JOIN pg_depend AS d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
     JOIN pg_extension AS e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
     WHERE d.deptype = 'e' AND e.extname = 'ml_rag');
+  -- inner functions of the owner, and of those who load
+  _owner text[] := '{_add_option,_delete_messages,_empty_keywords,_index_shards,_note_kept,_reset_stats}';
+  _loader text[] := string_to_array(
+    '_add_loads _begin_load _check_distribution _check_file_privilege _check_given _check_server _check_sharding _check_store '
+    '_document_states _end_load _failure_reasons _follow_partitions _insert_segments _into_same_store _label_document _load_contents '
+    '_load_files _load_job _make_shard _make_store _move_partition _own_columns _parse_load_options _partition _refuse_untrusted '
+    '_replace_document _serve _store_key _store_name _uris', ' ');
+  _inner text := (SELECT string_agg(DISTINCT p.proname, ' ') FROM pg_proc AS p
+    WHERE p.oid = ANY (_routines) AND p.proname ~ '^_' AND NOT p.prosecdef AND p.proname <> ALL (_owner || _loader));
   _granted record;
   _names text[];
   _objects text[];
@@ -59,176 +68,32 @@ BEGIN
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       ml_supported_models ml_embed_row ml_generate ml_rag_search ml_rag_answer ml_rag ml_rag_show ml_rag_table
       ml_generate_table ml_embed_table ml_rank ml_rank_rows ml_check_grounding ml_rag_evaluate ml_rag_compare_runs ml_rag_chat heatwave_chat
-      ml_retrieve_schema_metadata ml_nl_sql nl_sql'),
-    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', 'vector_store_load'),
-    -- the stages of a call and what they call, which run with the caller's own rights: all of pipeline/
+      ml_retrieve_schema_metadata ml_nl_sql nl_sql
+      add_embedding adopt calibrate create_node_group create_vectorizer disable_keyword_search drop_embedding
+      drop_node_group drop_vectorizer embeddings enable_keyword_search fold_keyword_index forget
+      forget_conversation forget_evaluation keyword_tokens make_questions merge_keyword_index model_server parse_options
+      refresh_node_groups retry_vectorizer run_vectorizer text_search_configuration tune_index
+      use_embedding version'),
+    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
+      attach_shard create_store detach_shard distribute_store documents_below index_store load_document load_documents
+      remove_documents unchanged_documents vector_store_load'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '@ROUTINES_OF_PIPELINE@'),
-    -- ground/schema
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', 'version _relation_name _check_writable _raise _fields_of_error _full_name _is_distributed
-      _distribution_column'),
-    -- ground/settings
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_address _roles _get_setting'),
-    -- ground/trust
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _is_member _trusts _parts _read_with _are_trusted _why_untrusted _refuse_foreign_schema _hold _hold_trusted
-      _refuse_foreign_trigger'),
-    -- ground/python
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_python_path _load_backend _call_python _python'),
-    -- ground/models
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', 'model_server _default_model _too_small'),
-    -- ground/options
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_arm_options'),
-    -- ground/parse
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_bad_option _distance_of_words _unknown_option parse_options _texts _with_dimensions'),
-    -- watch/track
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _begin_call _enter_stage _end_call _statement_error _end_statement _begin _begin_question _stage _end
-      _progress'),
-    -- watch/watch
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_read_calls _watch'),
-    -- keyword/tables
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _read_as_owner _write_as_owner _keyword_indexes _keyword_index _indexed_rows _key_values _visible_keys'),
-    -- keyword/tokens
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      text_search_configuration _lexemes _scripts _tokens _words _token_texts _tokens_of keyword_tokens _numpy'),
-    -- keyword/index
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _key_and_segment _keyword_rows _raise_of_columns _may_merge _keep_keywords
-      _build_keyword_index _drop_keyword_index _merge_own_keywords _own_table _indexable_key _has_foreign_partition
-      _drop_keyword_triggers _make_keyword_triggers disable_keyword_search
-      _keyword_definition _fill_keyword_index _index_keywords enable_keyword_search merge_keyword_index fold_keyword_index'),
-    -- store/marker
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _marker_pattern _marked_model _marker _marked_key _marked_columns _mark_keys _embedding_comment _check_keeper _keep _kept_limit _tuned
-      _mark_embedding _embeddings _default_column _embedding'),
-    -- store/policy
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_make_visible _drop_visible'),
-    -- store/lock
-    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_store_key _lock_store'),
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_lock_embedding _lock_table'),
-    -- batch/work
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_commit _next_step _stop_work _read_by_index _execute _execute_on _work _hold_filled'),
-    -- batch/job
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_column_reference _column_type _begin_table'),
-    -- batch/run
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_write_row _run_row'),
-    -- store/index
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_index_definition _index_element _create_index'),
-    -- store/store
-    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
-      _refuse_untrusted _store_name _check_store _make_store _document_states _label_document _own_columns _replace_document
-      _other_embeddings _insert_segments index_store create_store documents_below remove_documents'),
-    -- store/serve
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _describe_index _describe _open_shard _shard_request _answer_request _shard_answer _answer_on_worker'),
-    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_serve'),
-    -- store/shards
-    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
-      _partition _check_server _check_sharding _make_shard _check_shard _check_not_taken _follow_partitions _move_partition attach_shard
-      detach_shard'),
-    -- store/citus
-    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '_shard_key _check_distribution _place_calls distribute_store'),
-    -- store/load
-    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
-      _check_file_privilege _find_files _uris _into_same_store _add_loads _load_files _load_contents _unchanged_contents
-      _check_given _parse_file_dates
-      _parse_load_options _load_job _begin_load
-      _failure_reasons _end_load load_documents load_document unchanged_documents'),
-    -- store/follow
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _empty_embedding _embedding_trigger _later_trigger _text_columns _has_texts
-      _follow_texts _notice_changes'),
-    -- store/embeddings
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _check_embedding_table _find_embedding _pending _drop_column use_embedding drop_embedding embeddings'),
-    -- store/add
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _warn_of_subscribers _check_texts _begin_embedding _add_column
-      _prepare_embedding _index_embedding _warn_of_embedding add_embedding'),
-    -- nodes
-    ('ml_rag_user', 'SELECT', 'TABLE', 'node_group node_group_error'),
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _node_calls _asks_model _node_function _transform
-      _node_group _check_merge _change_merged _merged_nodes _node_options _node_policy
-      _grant_readers _make_node_group drop_node_group _drop_node_tables
-      _node_sources _pending_nodes _look_up _node_facts _lock_node_group _index_group
-      _count_calls _begin_node_group create_node_group _begin_refresh refresh_node_groups _begin_filling
-      _node_status _node_errors'),
-    -- store/adopt
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _known_shape _column_like _adopted_columns _compare_sample _check_sample _collection_view adopt'),
-    -- vectorizer/text
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_primary_key _key_text _pieces _template _template_columns _text_expression'),
+    -- what those call: inner functions, with the caller's own rights; these have the owner's
+    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '@inner
+      _keep_keywords _limit_temporary_files _python_path _read_as_owner _write_as_owner'),
+    ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '@loader'),
+    ('ml_rag_user', 'SELECT', 'TABLE', 'node_group node_group_error vectorizer callable_function'),
     -- vectorizer/error: a policy leaves each role those of its own tables; nobody may lock all of them, hence neither DELETE nor UPDATE
     ('ml_rag_user', 'SELECT, INSERT', 'TABLE', 'vectorizer_error vectorizer_truncated'),
     ('ml_rag_user', 'UPDATE (attempts, sqlstate, message, detail, failed_at, next_attempt, text_hash)', 'TABLE', 'vectorizer_error'),
     ('ml_rag_user', 'UPDATE (texts)', 'TABLE', 'vectorizer_truncated'),
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_text_hash _note_failures retry_vectorizer'),
-    -- vectorizer/segments, with what it shares with store/load
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _parse_chunking _segment_table _find_segments _source_key _same_key _row_metadata _fill_metadata _segment_statements
-      _segments_comment _make_segments _keep_segments _drop_triggers'),
-    -- vectorizer/queue
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _wake_workers _vectorized _has_vectorizer _find_vectorizer _waiting _queue _read_waiting
-      _count_waiting'),
-    -- vectorizer/immediate
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_written_keys _embed_rows _embed_at_once'),
-    -- vectorizer/former
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _former_vectorizers _expression _check_former _changed_since _drop_queue _take_back_column _take_back_segments'),
-    -- vectorizer/vectorizer
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _check_vectorizer_columns _add_vectorizer_columns _is_integer_key _metadata_columns create_vectorizer drop_vectorizer'),
-    -- vectorizer/run
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _make_run _index_vectorizer _warn_of_run run_vectorizer'),
-    -- vectorizer/status
-    ('ml_rag_user', 'SELECT', 'TABLE', 'vectorizer'),
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_vectorizers'),
-    -- rank/rank
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_rank_count _bad_record _rank _rank_options'),
-    -- nlsql/metadata
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _named_tables _trusted_owners _askable_tables _nearest_table _comment_line _samples _table_definition
-      _relevant_tables
-      _schema_metadata'),
-    -- nlsql/statement
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _signatures _refusal _type_that_runs_code _parsed _statement_columns _statement_refusal
-      _statement_tree _statement_row _limit_temporary_files _fits'),
-    ('ml_rag_user', 'SELECT', 'TABLE', 'callable_function'),
-    -- nlsql/question
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_examples'),
     -- chat: policies leave each role its own conversations
     ('ml_rag_user', 'SELECT, INSERT (conversation_id, role), UPDATE (changed_at)', 'TABLE', 'conversation'),
     ('ml_rag_user', 'SELECT, INSERT, UPDATE (message_id, created_at, query, question, text, citations, options, filters)',
-      'TABLE', 'message'),
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _parse_chat_options _chat_history _chosen_before _begin_turn _write_turn forget forget_conversation
-      _chat_options _heatwave_rag_options _heatwave_answer _chat_tables _heatwave_output'),
-    -- evaluate/measure
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _expected_documents _grade_hits _ranking_measures _discounted _normalise_answer _answer_measures _student_p'),
-    -- evaluate/questions
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _read_questions _parse_evaluate_options _check_questions _metric_names _warn_of_unknown_documents'),
-    -- evaluate/evaluate
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
-      _is_measures _judge _own_measures _with_history _evaluate_question _summary _run_environment _evaluate
-      forget_evaluation'),
-    -- evaluate/compare
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_check_same_questions'),
-    -- evaluate/calibrate
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_calibrate_question _thresholds _kept_refusals _calibrate calibrate'),
-    -- evaluate/tune
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_tuned_index _index_settings _nearest_segments _tuning_vectors _tune_index
-      tune_index'),
-    -- evaluate/make
-    ('ml_rag_user', 'EXECUTE', 'ROUTINE', '_ask_writer _is_unanswered _sample_segments make_questions')
+      'TABLE', 'message')
   ) AS g (role, privilege, kind, names) LOOP
-    _names := regexp_split_to_array(btrim(_granted.names, E' \n'), '\s+');
+    _names := regexp_split_to_array(btrim(replace(replace(_granted.names, '@inner', _inner), '@loader',
+      array_to_string(_loader, ' ')), E' \n'), '\s+');
     _objects := CASE _granted.kind
       WHEN 'SCHEMA' THEN _names
       WHEN 'TABLE' THEN ARRAY(SELECT 'ml_rag.' || n FROM unnest(_names) AS n)

@@ -1,9 +1,7 @@
 -- job: the job of a batch routine: what it reads, computes and writes, checked before the first row.
 
 CREATE FUNCTION ml_rag._column_reference(value text, argument text, OUT relation text, OUT column_name text)
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: 'schema.table.column' as a quoted relation name and a bare column name
 DECLARE
   _parts text[];
@@ -23,9 +21,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._column_type(relation regclass, name text, told text) RETURNS oid
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the type of a column; told: what the relation is called in the error where there is none
 -- Reads: the catalog
 DECLARE
@@ -50,9 +46,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._begin_table(routine text, input text, output text, options jsonb) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: check everything before the first row, make the output column, and return what the job works on (backend/jobs/table.py)
 -- Writes: the output table, as the caller
 DECLARE

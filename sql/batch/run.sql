@@ -1,9 +1,7 @@
 -- run: the batch routines: ml_rag, ml_generate and ml_embed for every row of a table.
 
 CREATE FUNCTION ml_rag._write_row(statements text[], key text[], value text, input text) RETURNS bigint
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the first of some statements that writes a row; how many it has written  Writes: the output table, as the caller
 DECLARE
   _statement text;
@@ -20,9 +18,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._run_row(job jsonb, given jsonb, vector @vector@.vector, OUT error text)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: one row: compute, write; what fails becomes the row's error and does not stop the batch
 -- extra: of embed_column, the embedding of the question; of context_column, the context
 -- A cancelled statement, a lost model server and a full disk do end the call: the rows left over would all fail the same

@@ -12,9 +12,7 @@ $$;
 
 CREATE FUNCTION ml_rag._next_step(INOUT job bigint, routine text, INOUT given json, call integer, committed boolean, found json,
   OUT statement text, OUT vectors text[], OUT by_index boolean, OUT shard json, OUT result jsonb, OUT fallback jsonb, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 # purpose: the next statement of a job (null = a new one) with its parameters $1 and $2, after what the last one has found; none:
 # commit, or the result; shard: where it runs, null = here
 if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
@@ -24,9 +22,7 @@ return GD["ml_rag"].next_step(plpy, '@vector@', job, routine, given, call, commi
 $$;
 
 CREATE FUNCTION ml_rag._stop_work(job bigint) RETURNS void
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 # purpose: forget a job that has failed, and give back what the session holds for it
 if "ml_rag" in GD:
     GD["ml_rag"].stop_work(job)
@@ -34,7 +30,6 @@ $$;
 
 CREATE FUNCTION ml_rag._read_by_index(statement text, given json) RETURNS json
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
 -- in the order of an index or of the blocks, some rows at a time
 SET enable_seqscan = off
 SET enable_bitmapscan = off
@@ -53,9 +48,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._execute(statement text, given json, vectors text[], by_index boolean) RETURNS json
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: what a statement of a job returns
 DECLARE
   _found json;
@@ -69,9 +62,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._execute_on(shard json, statement text, given json, vectors text[], by_index boolean) RETURNS json
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the same on the worker of Citus that has a shard, one of ml_rag._filled_parts, which does not move meanwhile
 DECLARE
   _store regclass := (shard ->> 'store')::oid;
@@ -87,9 +78,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._work(INOUT job bigint, routine text, given jsonb, call integer, committed boolean, failure jsonb, OUT result jsonb)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: a job (null = a new one) up to where it wants to commit, or to its result; failure: of the last commit
 DECLARE
   _step record;
@@ -129,9 +118,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._hold_filled(held oid[], checked oid[], store regclass, owner oid) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: tables that a job reads and fills are what and whose they were, until the end of the transaction; a table that was given
 -- away since the job began has triggers of another role now  Reads: the catalog  Errors: 42P01, 42501, 55000
 DECLARE

@@ -1,9 +1,7 @@
 -- chat: an answer in a conversation whose turns are kept.
 
 CREATE FUNCTION ml_rag._parse_chat_options(options jsonb, OUT own jsonb, OUT rag jsonb)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the options of ml_rag_chat, checked, and those of ml_rag as they were given
 BEGIN
   IF coalesce(jsonb_typeof(options), 'null') NOT IN ('object', 'null') THEN
@@ -34,41 +32,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._chat_history(conversation_id uuid, before integer) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the answered turns of a conversation before one of them, as query_options has them; the newest, at most 500 of a
--- million characters together  Reads: ml_rag.message
-BEGIN
-  RETURN (
-    SELECT coalesce(jsonb_agg(jsonb_build_object('role', s.role, 'content', s.content) ORDER BY t.turn, s.place), '[]')
-    FROM (
-      SELECT m.turn, m.query, m.text, sum(length(m.query) + length(m.text)) OVER (ORDER BY m.turn DESC) AS characters
-      FROM ml_rag.message AS m
-      WHERE m.role = current_user AND m.conversation_id = _chat_history.conversation_id AND m.turn < before AND m.text IS NOT NULL
-      ORDER BY m.turn DESC LIMIT 500
-    ) AS t CROSS JOIN LATERAL (VALUES (1, 'user', t.query), (2, 'assistant', t.text)) AS s (place, role, content)
-    WHERE t.characters <= 1000000);
-END
-$$;
-
-CREATE FUNCTION ml_rag._chosen_before(conversation_id uuid, before integer) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the conditions that the model chose in the last answered turn before one of them; null = none  Reads: ml_rag.message
-BEGIN
-  RETURN (SELECT m.filters FROM ml_rag.message AS m
-          WHERE m.role = current_user AND m.conversation_id = _chosen_before.conversation_id AND m.turn < before AND m.text IS NOT NULL
-          ORDER BY m.turn DESC LIMIT 1);
-END
-$$;
-
 CREATE FUNCTION ml_rag._begin_turn(own jsonb, OUT conversation_id uuid, OUT turn integer, OUT query text)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the conversation of a call (null: a new one), and with re_run the turn that it replaces, with its query
 -- The role is looked at beside the policy, which does not bind the superuser.
 -- Reads: ml_rag.conversation, ml_rag.message
@@ -95,9 +60,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._write_turn(INOUT turn ml_rag.message)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: keep a turn, in the place that it has, or as the last one of its conversation, or of a new one. Only here is the
 -- conversation locked, so that two sessions in it do not wait for each other's models
 -- Writes: ml_rag.conversation, ml_rag.message
@@ -137,9 +100,7 @@ END
 $$;
 
 CREATE FUNCTION @extschema@.ml_rag_chat(query text, options jsonb DEFAULT NULL) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: a turn of a conversation: its earlier turns are the history of the question
 DECLARE
   _call integer := ml_rag._begin('ml_rag_chat', 'discover');
@@ -147,6 +108,7 @@ DECLARE
   _options record;
   _rag jsonb;
   _turn record;
+  _history jsonb;
   _query text;
   _answered record;
   _before integer;
@@ -159,12 +121,21 @@ BEGIN
   _turn := ml_rag._begin_turn(_options.own);
   _query := coalesce($1, _turn.query);
   _before := coalesce(_turn.turn, 2147483647);
+  -- the answered turns before this one, the newest, at most 500 of a million characters together; what the model chose in the last
+  SELECT jsonb_agg(jsonb_build_object('role', s.role, 'content', s.content) ORDER BY t.turn, s.place)
+      FILTER (WHERE s.role IS NOT NULL),
+    (array_agg(t.filters ORDER BY t.turn DESC))[1] INTO _history, _chosen
+  FROM (
+    SELECT m.turn, m.query, m.text, m.filters, sum(length(m.query) + length(m.text)) OVER (ORDER BY m.turn DESC) AS characters
+    FROM ml_rag.message AS m
+    WHERE m.role = current_user AND m.conversation_id = _turn.conversation_id AND m.turn < _before AND m.text IS NOT NULL
+    ORDER BY m.turn DESC LIMIT 500
+  ) AS t LEFT JOIN LATERAL (VALUES (1, 'user', t.query), (2, 'assistant', t.text)) AS s (place, role, content)
+    ON t.characters <= 1000000;
   _rag := _options.rag || jsonb_build_object('query_options', coalesce(nullif(_options.rag -> 'query_options', 'null'), '{}')
-    || CASE WHEN _turn.conversation_id IS NULL THEN '{}'
-            ELSE jsonb_build_object('history', ml_rag._chat_history(_turn.conversation_id, _before)) END);
+    || CASE WHEN _turn.conversation_id IS NULL THEN '{}' ELSE jsonb_build_object('history', coalesce(_history, '[]')) END);
   _rag := ml_rag._parse_rag_options(_rag)
     || CASE WHEN (_options.own -> 'return_prompt')::boolean THEN '{"return_prompt": true}' ELSE '{}' END::jsonb;
-  _chosen := ml_rag._chosen_before(_turn.conversation_id, _before);
   IF _chosen IS NOT NULL THEN
     _rag := jsonb_set(_rag, '{query_options,filters_before}', _chosen);
   END IF;

@@ -1,9 +1,7 @@
 -- forget: conversations are kept until somebody deletes them.
 
 CREATE FUNCTION ml_rag.forget_conversation(conversation_id uuid) RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: delete one conversation; the role is looked at beside the policy, which does not bind the superuser
 -- Writes: ml_rag.conversation
 BEGIN
@@ -20,9 +18,7 @@ Returns whether there was one. Several: SELECT ml_rag.forget_conversation(conver
 Errors: 25006 read-only transaction.$$;
 
 CREATE FUNCTION ml_rag.forget(before timestamptz) RETURNS bigint
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the retention of conversations; the role is looked at beside the policy, which does not bind the superuser
 -- Writes: ml_rag.conversation
 DECLARE

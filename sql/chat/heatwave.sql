@@ -1,9 +1,7 @@
 -- heatwave: HeatWave's HEATWAVE_CHAT: a conversation whose state is a setting of the session.
 
 CREATE FUNCTION ml_rag._chat_options() RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the setting ml_rag.chat_options, checked key by key, as it was given
 DECLARE
   _text text := nullif(current_setting('ml_rag.chat_options', true), '');
@@ -41,34 +39,9 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._heatwave_rag_options(options jsonb, history jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the options of ml_rag that HeatWave's keys stand for; history: turns as chat_history has them
-BEGIN
-  RETURN jsonb_strip_nulls(jsonb_build_object(
-    'n_citations', options -> 'retrieve_top_k', 'skip_generate', options -> 'skip_generate',
-    'document_name', options -> 'include_document_uris',
-    'schema', CASE WHEN options ? 'schema_name' THEN jsonb_build_array(options -> 'schema_name') END,
-    'vector_store', (SELECT jsonb_agg(concat(quote_ident(t ->> 'schema_name') || '.', quote_ident(t ->> 'table_name')))
-                     FROM jsonb_array_elements(options -> 'tables') AS t)))
-    || jsonb_build_object('model_options', coalesce(options -> 'model_options', '{}')
-      || jsonb_build_object('task', coalesce(options -> 'task', '"generation"')),
-    'query_options', jsonb_build_object('history', (
-      SELECT coalesce(jsonb_agg(jsonb_build_object('role', s.role, 'content', h.turn -> s.key) ORDER BY h.place, s.place), '[]')
-      FROM jsonb_array_elements(history) WITH ORDINALITY AS h (turn, place)
-      CROSS JOIN (VALUES (1, 'user', 'user_message'), (2, 'assistant', 'chat_bot_message')) AS s (place, role, key))))
-    || CASE WHEN options ? 'table_metadata'
-            THEN jsonb_build_object('vector_store_columns', options -> 'table_metadata') ELSE '{}' END;
-END
-$$;
-
 CREATE FUNCTION ml_rag._heatwave_answer(query text, options jsonb, call integer, began timestamptz, OUT answer jsonb,
   OUT trace ml_rag.step[])
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the answer document of a turn; where nobody named a store and there is none, the model answers alone
 DECLARE
   _history jsonb := coalesce(options -> 'chat_history', '[]');
@@ -78,7 +51,21 @@ BEGIN
   IF (options -> 're_run')::boolean THEN
     _history := _history - -1;
   END IF;
-  _rag := ml_rag._parse_rag_options(ml_rag._heatwave_rag_options(options, _history));
+  -- what HeatWave's keys stand for
+  _rag := ml_rag._parse_rag_options(jsonb_strip_nulls(jsonb_build_object(
+    'n_citations', options -> 'retrieve_top_k', 'skip_generate', options -> 'skip_generate',
+    'document_name', options -> 'include_document_uris',
+    'schema', CASE WHEN options ? 'schema_name' THEN jsonb_build_array(options -> 'schema_name') END,
+    'vector_store', (SELECT jsonb_agg(concat(quote_ident(t ->> 'schema_name') || '.', quote_ident(t ->> 'table_name')))
+                     FROM jsonb_array_elements(options -> 'tables') AS t)))
+    || jsonb_build_object('model_options', coalesce(options -> 'model_options', '{}')
+      || jsonb_build_object('task', coalesce(options -> 'task', '"generation"')),
+    'query_options', jsonb_build_object('history', (
+      SELECT coalesce(jsonb_agg(jsonb_build_object('role', s.role, 'content', h.turn -> s.key) ORDER BY h.place, s.place), '[]')
+      FROM jsonb_array_elements(_history) WITH ORDINALITY AS h (turn, place)
+      CROSS JOIN (VALUES (1, 'user', 'user_message'), (2, 'assistant', 'chat_bot_message')) AS s (place, role, key))))
+    || CASE WHEN options ? 'table_metadata'
+            THEN jsonb_build_object('vector_store_columns', options -> 'table_metadata') ELSE '{}' END);
   IF NOT options ?| '{tables,schema_name,include_document_uris}' AND NOT (_rag -> 'skip_generate')::boolean
     AND cardinality(ml_rag._discover(_rag)) = 0 THEN
     _rag := _rag || '{"n_citations": 0}';
@@ -93,9 +80,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._chat_tables(names jsonb) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: names of stores as an answer document has them, schema.table, as HeatWave has them. A schema with a dot in its name
 -- is quoted, and its table where need be
 BEGIN
@@ -108,9 +93,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._heatwave_output(query text, options jsonb, answer jsonb) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the options after a turn, with what it brought
 DECLARE
   _most CONSTANT integer := 100;

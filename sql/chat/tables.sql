@@ -52,9 +52,7 @@ WITH CHECK (role = current_user AND EXISTS (
   SELECT FROM ml_rag.conversation AS c WHERE c.conversation_id = message.conversation_id AND c.role = current_user));
 
 CREATE FUNCTION ml_rag._delete_messages() RETURNS trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the turns of a conversation go with it  Writes: ml_rag.message
 BEGIN
   DELETE FROM ml_rag.message AS m WHERE m.role = OLD.role AND m.conversation_id = OLD.conversation_id;
@@ -64,20 +62,4 @@ $$;
 CREATE TRIGGER delete_messages AFTER DELETE ON ml_rag.conversation
 FOR EACH ROW EXECUTE FUNCTION ml_rag._delete_messages();
 
--- Whoever may DELETE from a table may LOCK it, whatever its policies: then the calls of all others would wait. So nobody may. A
--- conversation is forgotten by an UPDATE of one column, which policies allow for one's own.
-CREATE FUNCTION ml_rag._delete_conversation() RETURNS trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
-SET search_path FROM CURRENT
-AS $$
--- purpose: delete a conversation once its changed_at is set to -infinity  Writes: ml_rag.conversation
-BEGIN
-  -- nobody but the owner may make triggers of it (privileges); on another table NEW could be anything
-  IF TG_RELID = 'ml_rag.conversation'::regclass THEN
-    DELETE FROM ml_rag.conversation AS c WHERE c.role = NEW.role AND c.conversation_id = NEW.conversation_id;
-  END IF;
-  RETURN NULL;
-END
-$$;
-CREATE TRIGGER forget AFTER UPDATE ON ml_rag.conversation
-FOR EACH ROW WHEN (NEW.changed_at = '-infinity') EXECUTE FUNCTION ml_rag._delete_conversation();
+-- A conversation is forgotten by an UPDATE of its changed_at to -infinity: evaluate/forget.

@@ -3,7 +3,6 @@
 CREATE FUNCTION ml_rag._calibrate_question(question jsonb, own jsonb, rag jsonb, call integer, OUT distance numeric,
   OUT score numeric)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
 -- a warning that belongs to all questions was given once
 SET client_min_messages = 'error'
 AS $$
@@ -28,9 +27,7 @@ $$;
 
 CREATE FUNCTION ml_rag._thresholds(measured numeric[], answerable boolean[], given numeric, most float8 DEFAULT 1)
 RETURNS TABLE (threshold numeric, refused_wrongly float8, answered_wrongly float8, is_proposed boolean)
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: thresholds half-way between what was measured, and given, each with its rates. A question is answered where its
 -- measured value is at most the threshold; null = it never is. answerable: whether it should be
 -- Proposed is the threshold of the smallest sum of both rates (Youden 1950), of those that refuse at most so many wrongly (most);
@@ -64,29 +61,10 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._kept_refusals(keep jsonb) RETURNS float8
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the share of answerable questions that a limit to be kept may refuse; null = none is to be kept
-BEGIN
-  IF keep = 'true' THEN
-    RETURN 0.1;
-  ELSIF jsonb_typeof(keep) = 'number' AND keep::numeric BETWEEN 0 AND 1 THEN
-    RETURN keep::float8;
-  ELSIF keep NOT IN ('false', 'null') THEN
-    PERFORM ml_rag._bad_option('keep', keep, 'true, false, or a share of 0 to 1');
-  END IF;
-  RETURN NULL;
-END
-$$;
-
 CREATE FUNCTION ml_rag._calibrate(source text, options jsonb, path text)
 RETURNS TABLE (option text, threshold numeric, refused_wrongly float8, answered_wrongly float8, answerable integer,
                unanswerable integer, is_proposed boolean)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: ml_rag.calibrate; path is the caller's search_path
 #variable_conflict use_column
 DECLARE
@@ -101,10 +79,19 @@ DECLARE
   _scores numeric[] := '{}';
   _missing text;
   _stores ml_rag.store[];
-  _most float8 := ml_rag._kept_refusals(options -> 'keep');
+  _keep jsonb := options -> 'keep';
+  -- the share of answerable questions that a limit to be kept may refuse; null = none is to be kept
+  _most float8;
   _kept record;
   _limit numeric;
 BEGIN
+  IF _keep = 'true' THEN
+    _most := 0.1;
+  ELSIF jsonb_typeof(_keep) = 'number' AND _keep::numeric BETWEEN 0 AND 1 THEN
+    _most := _keep::float8;
+  ELSIF _keep NOT IN ('false', 'null') THEN
+    PERFORM ml_rag._bad_option('keep', _keep, 'true, false, or a share of 0 to 1');
+  END IF;
   options := options - 'keep';
   _given := ml_rag._parse_rag_options(options);
   _limit := (_given #>> '{retrieval_options,max_distance}')::numeric;
@@ -181,8 +168,7 @@ $$;
 CREATE FUNCTION ml_rag.calibrate(questions text, options jsonb DEFAULT NULL)
 RETURNS TABLE (option text, threshold numeric, refused_wrongly float8, answered_wrongly float8, answerable integer,
                unanswerable integer, is_proposed boolean)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 100
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 100 AS $$
 -- purpose: thresholds for the caller's own documents
 -- No SET clause: the names in the query are the caller's. So every name here is qualified and no operator is used.
 BEGIN

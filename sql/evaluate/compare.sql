@@ -1,25 +1,27 @@
 -- compare: two runs of the ruler, question by question.
 
-CREATE FUNCTION ml_rag._check_same_questions(a bigint, b bigint) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: complain where two runs cannot be compared  Reads: the tables of runs, as the caller
+CREATE FUNCTION @extschema@.ml_rag_compare_runs(run_a bigint, run_b bigint)
+RETURNS TABLE (measure text, a float8, b float8, difference float8, p_value float8, n bigint, better bigint,
+               worse bigint)
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 20 SET search_path FROM CURRENT AS $$
+-- purpose: two runs, measure by measure, over the questions that have it in both
+-- Reads: the tables of runs, as the caller
+#variable_conflict use_column
 DECLARE
   _missing text;
   _n bigint;
 BEGIN
   SELECT string_agg(w.id::text, ', ' ORDER BY w.place) INTO _missing
-  FROM unnest(ARRAY[a, b]) WITH ORDINALITY AS w (id, place)
+  FROM unnest(ARRAY[$1, $2]) WITH ORDINALITY AS w (id, place)
   WHERE NOT EXISTS (SELECT FROM ml_rag.evaluation_run AS r WHERE r.run_id = w.id);
-  IF a IS NULL OR b IS NULL OR _missing IS NOT NULL THEN
+  IF $1 IS NULL OR $2 IS NULL OR _missing IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'evaluation run does not exist',
       DETAIL = format('Run %s.', coalesce(_missing, 'NULL')),
       HINT = 'SELECT run_id, name, started_at FROM ml_rag.evaluation_run lists the runs that you may see.';
   END IF;
   SELECT count(*), min(coalesce(x.question_id, y.question_id)) INTO _n, _missing
-  FROM (SELECT q.question_id, q.question FROM ml_rag.evaluation_question AS q WHERE q.run_id = a) AS x
-  FULL JOIN (SELECT q.question_id, q.question FROM ml_rag.evaluation_question AS q WHERE q.run_id = b) AS y
+  FROM (SELECT q.question_id, q.question FROM ml_rag.evaluation_question AS q WHERE q.run_id = $1) AS x
+  FULL JOIN (SELECT q.question_id, q.question FROM ml_rag.evaluation_question AS q WHERE q.run_id = $2) AS y
     ON y.question_id = x.question_id
   WHERE x.question_id IS NULL OR y.question_id IS NULL OR x.question IS DISTINCT FROM y.question;
   IF _n > 0 THEN
@@ -27,20 +29,6 @@ BEGIN
       DETAIL = format('%s questions are in only one of them or have another text, such as id %s.', _n, left(_missing, 200)),
       HINT = 'Evaluate the same questions with the same "limit" and "seed".';
   END IF;
-END
-$$;
-
-CREATE FUNCTION @extschema@.ml_rag_compare_runs(run_a bigint, run_b bigint)
-RETURNS TABLE (measure text, a float8, b float8, difference float8, p_value float8, n bigint, better bigint,
-               worse bigint)
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 20
-SET search_path FROM CURRENT
-AS $$
--- purpose: two runs, measure by measure, over the questions that have it in both
--- Reads: the tables of runs, as the caller
-#variable_conflict use_column
-BEGIN
-  PERFORM ml_rag._check_same_questions($1, $2);
   RETURN QUERY
     WITH value AS (
       SELECT q.run_id, q.question_id, e.key, e.value::text::float8 AS value

@@ -76,44 +76,11 @@ USING ((SELECT jsonb_build_object(current_user, true))[role] IS NOT NULL AND rol
 WITH CHECK (role = current_user AND EXISTS (
   SELECT FROM ml_rag.evaluation_run AS r WHERE r.run_id = evaluation_question.run_id AND r.role = current_user));
 
-CREATE FUNCTION ml_rag._forget_questions() RETURNS trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
-SET search_path FROM CURRENT
-AS $$
--- purpose: the questions of a run go with it; whoever may delete the run may delete them all
--- Writes: ml_rag.evaluation_question
-BEGIN
-  -- nobody but the owner may make triggers of it (privileges); on another table OLD.run_id could be anything
-  IF TG_RELID = 'ml_rag.evaluation_run'::regclass THEN
-    DELETE FROM ml_rag.evaluation_question AS q WHERE q.role = OLD.role AND q.run_id = OLD.run_id;
-  END IF;
-  RETURN NULL;
-END
-$$;
-CREATE TRIGGER forget AFTER DELETE ON ml_rag.evaluation_run
-FOR EACH ROW EXECUTE FUNCTION ml_rag._forget_questions();
-
 -- nobody may DELETE, or they could LOCK the table: see chat/tables.sql
-CREATE FUNCTION ml_rag._delete_run() RETURNS trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
-SET search_path FROM CURRENT
-AS $$
--- purpose: delete a run once its number of questions is set to 0  Writes: ml_rag.evaluation_run
-BEGIN
-  -- nobody but the owner may make triggers of it (privileges); on another table NEW.run_id could be anything
-  IF TG_RELID = 'ml_rag.evaluation_run'::regclass THEN
-    DELETE FROM ml_rag.evaluation_run AS r WHERE r.role = NEW.role AND r.run_id = NEW.run_id;
-  END IF;
-  RETURN NULL;
-END
-$$;
-CREATE TRIGGER forget_run AFTER UPDATE ON ml_rag.evaluation_run
-FOR EACH ROW WHEN (NEW.questions = 0) EXECUTE FUNCTION ml_rag._delete_run();
+-- A run is forgotten by an UPDATE of its questions to 0: evaluate/forget.
 
 CREATE FUNCTION ml_rag.forget_evaluation(run_id bigint) RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: delete one run; the role is looked at beside the policy, which does not bind the superuser
 -- Writes: ml_rag.evaluation_run
 BEGIN
@@ -129,9 +96,7 @@ Returns whether there was one. Several: SELECT ml_rag.forget_evaluation(run_id) 
 Errors: 25006 read-only transaction.$$;
 
 CREATE FUNCTION ml_rag._judge(model_id text, task text, question text, hits ml_rag.hit[], OUT score float8, OUT reason text)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: a score from 0 to 1 by a judge model, with its reason; null where it gives none, or nonsense
 DECLARE
   _found jsonb;
@@ -155,33 +120,8 @@ EXCEPTION
 END
 $$;
 
-CREATE FUNCTION ml_rag._own_measures(metrics jsonb, question text, answer jsonb, reference text) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: what metrics of the caller's say of an answer; null and what is not finite are left out
-DECLARE
-  _one jsonb;
-  _name text;
-  _value float8;
-  _measures jsonb := '{}';
-BEGIN
-  FOR _one IN SELECT m FROM jsonb_array_elements(metrics) AS m LOOP
-    EXECUTE format('SELECT %s($1, $2, $3)', (ml_rag._find_function('metrics', _one)).name)
-      INTO _value USING question, answer, reference;
-    _name := (parse_ident(_one #>> '{}'))[2];
-    IF abs(_value) < 'Infinity' THEN
-      _measures := _measures || jsonb_build_object(_name, _value);
-    END IF;
-  END LOOP;
-  RETURN _measures;
-END
-$$;
-
 CREATE FUNCTION ml_rag._with_history(rag jsonb, own jsonb, history jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the options of ml_rag with the history of a question; anew from what was given, as defaults depend on it
 BEGIN
   IF coalesce(history, 'null') = 'null' THEN
@@ -195,7 +135,6 @@ $$;
 CREATE FUNCTION ml_rag._evaluate_question(question jsonb, own jsonb, rag jsonb, cutoffs integer[], call integer,
   OUT result ml_rag.evaluation_question)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
 -- a warning that belongs to all questions was given once
 SET client_min_messages = 'error'
 AS $$
@@ -223,6 +162,9 @@ DECLARE
   _measures jsonb := '{}';
   _groundedness record;
   _relevance record;
+  _document jsonb;
+  _metric jsonb;
+  _value float8;
   _began timestamptz;
 BEGIN
   result.question_id := question ->> 'id';
@@ -298,9 +240,16 @@ BEGIN
     END IF;
   END IF;
   IF own ? 'metrics' THEN
-    _measures := ml_rag._own_measures(own -> 'metrics', _query, jsonb_build_object('text', result.answer,
-      'citations', ml_rag._citations(_hits, '["document_id", "segment_number", "vector_store", "metadata", "score", "rank"]', _query)),
-      _answers[1]) || _measures;
+    _document := jsonb_build_object('text', result.answer, 'citations',
+      ml_rag._citations(_hits, '["document_id", "segment_number", "vector_store", "metadata", "score", "rank"]', _query));
+    FOR _metric IN SELECT m FROM jsonb_array_elements(own -> 'metrics') AS m LOOP
+      EXECUTE format('SELECT %s($1, $2, $3)', (ml_rag._find_function('metrics', _metric)).name)
+        INTO _value USING _query, _document, _answers[1];
+      -- null and what is not finite are left out
+      IF abs(_value) < 'Infinity' THEN
+        _measures := jsonb_build_object((parse_ident(_metric #>> '{}'))[2], _value) || _measures;
+      END IF;
+    END LOOP;
   END IF;
   result.measures := _measures;
   result.citations := coalesce((
@@ -314,54 +263,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._summary(results ml_rag.evaluation_question[], OUT measures jsonb, OUT counted jsonb,
-  OUT latency jsonb, OUT errors jsonb)
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the means of each measure over the questions that have it, percentiles of each stage, how many errors
-BEGIN
-  SELECT coalesce(jsonb_object_agg(m.key, round(m.mean::numeric, 6)), '{}'),
-    coalesce(jsonb_object_agg(m.key, m.n), '{}') INTO measures, counted
-  FROM (SELECT e.key, avg(e.value::text::float8) AS mean, count(*) AS n
-        FROM unnest(results) AS r CROSS JOIN jsonb_each(r.measures) AS e GROUP BY e.key) AS m;
-  SELECT coalesce(jsonb_object_agg(l.key, jsonb_build_object('p50', l.p50, 'p95', l.p95, 'mean', l.mean)), '{}')
-  INTO latency
-  FROM (SELECT e.key, round(avg(e.value::text::numeric), 3) AS mean,
-          percentile_disc(0.5) WITHIN GROUP (ORDER BY e.value::text::numeric) AS p50,
-          percentile_disc(0.95) WITHIN GROUP (ORDER BY e.value::text::numeric) AS p95
-        FROM unnest(results) AS r CROSS JOIN jsonb_each(r.latency) AS e GROUP BY e.key) AS l;
-  SELECT coalesce(jsonb_object_agg(s.sqlstate, s.n), '{}') INTO errors
-  FROM (SELECT r.sqlstate, count(*) AS n FROM unnest(results) AS r WHERE r.sqlstate IS NOT NULL GROUP BY 1) AS s;
-END
-$$;
-
-CREATE FUNCTION ml_rag._run_environment(stores ml_rag.store[], own jsonb, rag jsonb,
-  OUT models jsonb, OUT versions jsonb)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: what a run depends on beside its options
-BEGIN
-  models := jsonb_strip_nulls(jsonb_build_object(
-    'embed', (SELECT jsonb_agg(DISTINCT s.embed_model_id) FROM unnest(stores) AS s WHERE s.embed_model_id IS NOT NULL),
-    'generate', CASE WHEN (own -> 'generate')::boolean THEN
-      coalesce(rag #>> '{model_options,model_id}', ml_rag._default_model()) END,
-    'rerank', CASE WHEN rag ? 'rerank' THEN
-      coalesce(rag #>> '{rerank,model_id}', ml_rag._get_setting('rerank_model_id')) END,
-    'judge', own ->> 'judge_model_id'));
-  versions := jsonb_strip_nulls(jsonb_build_object('ml_rag', ml_rag.version(),
-    'postgresql', current_setting('server_version'),
-    'pgvector', (SELECT e.extversion FROM pg_extension AS e WHERE e.extname = 'vector'),
-    -- null where it cannot be reached: with embeddings that are there already a run needs none
-    'model_server', (SELECT s.found -> 'version' FROM ml_rag._call_python('get', '["/healthz"]') AS s)));
-END
-$$;
-
 CREATE FUNCTION ml_rag._evaluate(source text, options jsonb, path text) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: ml_rag_evaluate; path is the caller's search_path
 -- Writes: ml_rag.evaluation_run, ml_rag.evaluation_question
 DECLARE
@@ -377,8 +280,12 @@ DECLARE
   _results ml_rag.evaluation_question[] := '{}';
   _stores ml_rag.store[];
   _names text[];
-  _summary record;
-  _environment record;
+  _measures jsonb;
+  _counted jsonb;
+  _latency jsonb;
+  _errors jsonb;
+  _models jsonb;
+  _versions jsonb;
   _run_id bigint;
   _seconds float8;
 BEGIN
@@ -422,16 +329,40 @@ BEGIN
       HINT = 'Call ml_rag_search with one of the questions and the same options: its error says what to do.';
   END IF;
 
-  SELECT s.* INTO _summary FROM ml_rag._summary(_results) AS s;
-  SELECT e.* INTO _environment FROM ml_rag._run_environment(_stores, _parsed.own, _parsed.rag) AS e;
+  -- the means of each measure over the questions that have it, percentiles of each stage, how many errors
+  SELECT coalesce(jsonb_object_agg(m.key, round(m.mean::numeric, 6)), '{}'),
+    coalesce(jsonb_object_agg(m.key, m.n), '{}') INTO _measures, _counted
+  FROM (SELECT e.key, avg(e.value::text::float8) AS mean, count(*) AS n
+        FROM unnest(_results) AS r CROSS JOIN jsonb_each(r.measures) AS e GROUP BY e.key) AS m;
+  SELECT coalesce(jsonb_object_agg(l.key, jsonb_build_object('p50', l.p50, 'p95', l.p95, 'mean', l.mean)), '{}')
+  INTO _latency
+  FROM (SELECT e.key, round(avg(e.value::text::numeric), 3) AS mean,
+          percentile_disc(0.5) WITHIN GROUP (ORDER BY e.value::text::numeric) AS p50,
+          percentile_disc(0.95) WITHIN GROUP (ORDER BY e.value::text::numeric) AS p95
+        FROM unnest(_results) AS r CROSS JOIN jsonb_each(r.latency) AS e GROUP BY e.key) AS l;
+  SELECT coalesce(jsonb_object_agg(s.sqlstate, s.n), '{}') INTO _errors
+  FROM (SELECT r.sqlstate, count(*) AS n FROM unnest(_results) AS r WHERE r.sqlstate IS NOT NULL GROUP BY 1) AS s;
+  -- what a run depends on beside its options
+  _models := jsonb_strip_nulls(jsonb_build_object(
+    'embed', (SELECT jsonb_agg(DISTINCT s.embed_model_id) FROM unnest(_stores) AS s WHERE s.embed_model_id IS NOT NULL),
+    'generate', CASE WHEN (_parsed.own -> 'generate')::boolean THEN
+      coalesce(_parsed.rag #>> '{model_options,model_id}', ml_rag._default_model()) END,
+    'rerank', CASE WHEN _parsed.rag ? 'rerank' THEN
+      coalesce(_parsed.rag #>> '{rerank,model_id}', ml_rag._get_setting('rerank_model_id')) END,
+    'judge', _parsed.own ->> 'judge_model_id'));
+  _versions := jsonb_strip_nulls(jsonb_build_object('ml_rag', ml_rag.version(),
+    'postgresql', current_setting('server_version'),
+    'pgvector', (SELECT e.extversion FROM pg_extension AS e WHERE e.extname = 'vector'),
+    -- null where it cannot be reached: with embeddings that are there already a run needs none
+    'model_server', (SELECT s.found -> 'version' FROM ml_rag._call_python('get', '["/healthz"]') AS s)));
   _names := ARRAY(SELECT s.vector_store FROM unnest(_stores) AS s ORDER BY 1);
   _seconds := ml_rag._milliseconds(_began) / 1000;
   IF _keep THEN
     INSERT INTO ml_rag.evaluation_run (name, started_at, seconds, source, questions, options, stores, models, versions,
       measures, counted, latency, errors)
     VALUES (_parsed.own ->> 'name', _began, _seconds, source, cardinality(_questions), coalesce(options, '{}'), _names,
-      _environment.models, _environment.versions, _summary.measures, _summary.counted, _summary.latency,
-      _summary.errors)
+      _models, _versions, _measures, _counted, _latency,
+      _errors)
     RETURNING run_id INTO _run_id;
     INSERT INTO ml_rag.evaluation_question (run_id, question_id, question, answer, citations, measures, reasons, latency,
       sqlstate, message)
@@ -440,9 +371,9 @@ BEGIN
   END IF;
   PERFORM ml_rag._end(_call);
   RETURN jsonb_build_object('run_id', _run_id, 'name', _parsed.own -> 'name', 'questions', cardinality(_questions),
-    'seconds', _seconds, 'measures', _summary.measures, 'counted', _summary.counted, 'latency', _summary.latency,
-    'errors', _summary.errors, 'vector_store', _names, 'models', _environment.models,
-    'versions', _environment.versions);
+    'seconds', _seconds, 'measures', _measures, 'counted', _counted, 'latency', _latency,
+    'errors', _errors, 'vector_store', _names, 'models', _models,
+    'versions', _versions);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
   RAISE;
@@ -450,8 +381,7 @@ END
 $$;
 
 CREATE FUNCTION @extschema@.ml_rag_evaluate(questions text, options jsonb DEFAULT NULL) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the ruler
 -- No SET clause: the names in the query are the caller's. So every name here is qualified and no operator is used.
 BEGIN
@@ -476,9 +406,7 @@ Errors: 22023 bad option, no questions, two of one id, malformed documents; 42P0
 where every question fails.$$;
 
 CREATE FUNCTION @extschema@.ml_rag_evaluate(questions regclass, options jsonb DEFAULT NULL) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the same for a regclass
 BEGIN
   IF $1 IS NULL OR ml_rag._full_name($1) IS NULL THEN

@@ -1,9 +1,7 @@
 -- make: questions made of the segments of a store, to measure it with where nobody has written any.
 
 CREATE FUNCTION ml_rag._ask_writer(model_id text, asked text, segments text[], answer jsonb) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: what a model writes about segments, as an object with these properties; null for what is none
 BEGIN
   RETURN (ml_rag._python('generate', jsonb_build_array(jsonb_build_object('prompt', asked,
@@ -19,46 +17,9 @@ EXCEPTION WHEN invalid_text_representation OR external_routine_exception THEN
 END
 $$;
 
-CREATE FUNCTION ml_rag._is_unanswered(model_id text, store text, question text) RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: whether the model finds no answer in the best five segments of the store
-DECLARE
-  _found text[] := ARRAY(SELECT h.segment
-    FROM unnest(((ml_rag._retrieve(ml_rag._request(question, ml_rag._parse_rag_options(jsonb_build_object(
-      'vector_store', jsonb_build_array(store), 'n_citations', 5))))).retrieval).hits) AS h);
-BEGIN
-  RETURN _found = '{}' OR ml_rag._ask_writer(model_id,
-    format('Do the documents above contain the answer to this question? %s', question), _found,
-    '{"is_answered": {"type": "boolean"}}') -> 'is_answered' = 'false';
-END
-$$;
-
-CREATE FUNCTION ml_rag._sample_segments(store ml_rag.store, options jsonb, n integer)
-RETURNS TABLE (document_name text, segment_number integer, segment text)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 50
-SET search_path FROM CURRENT
-AS $$
--- purpose: n segments drawn by the seed; short ones, which say little, last  Reads: the store, as the caller
-DECLARE
-  _filter record := ml_rag.filter(store, ml_rag._parse_rag_options(jsonb_build_object('filters', options -> 'filters')), '$3');
-  _name text := coalesce(ml_rag._document_name(store), 'NULL');
-  _number text := CASE WHEN store.segment_number IS NULL THEN 'NULL' ELSE format('t.%I', store.segment_number) END;
-BEGIN
-  RETURN QUERY EXECUTE format($sql$
-    SELECT (%1$s)::text, (%2$s)::integer, t.%3$I::text FROM %4$s AS t WHERE t.%3$I IS NOT NULL%5$s
-    ORDER BY length(t.%3$I) < 80, hashtextextended(concat_ws('|', %1$s, %2$s, md5(t.%3$I)) COLLATE "C", $1) LIMIT $2
-    $sql$, _name, _number, store.segment, ml_rag._relation_name(store.relation), _filter.condition)
-  USING (options ->> 'seed')::bigint, n, _filter.arguments;
-END
-$$;
-
 CREATE FUNCTION ml_rag.make_questions(store regclass, options jsonb DEFAULT NULL)
 RETURNS TABLE (question text, reference text, document_name text, segment_number integer, answerable boolean)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 25
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 25 SET search_path FROM CURRENT AS $$
 -- Reads: the store, as the caller
 #variable_conflict use_column
 DECLARE
@@ -67,7 +28,10 @@ DECLARE
   _model text;
   _name text;
   _store ml_rag.store;
+  _filter record;
+  _sampled text;
   _segment record;
+  _best text[];
   _written jsonb;
   _wanted integer[];
   _left integer[];
@@ -99,8 +63,16 @@ BEGIN
   _wanted := ARRAY[(_options ->> 'n')::integer, (_options ->> 'unanswerable')::integer];
   _left := _wanted;
   _language := CASE WHEN _options ? 'language' THEN format(' Its language: %s.', _options ->> 'language') ELSE '' END;
-  -- more are drawn than are asked for: some segments say nothing
-  FOR _segment IN SELECT s.* FROM ml_rag._sample_segments(_store, _options, 2 * (_left[1] + _left[2]) + 10) AS s LOOP
+  -- segments drawn by the seed; short ones, which say little, last; more than are asked for: some say nothing
+  _filter := ml_rag.filter(_store, ml_rag._parse_rag_options(jsonb_build_object('filters', _options -> 'filters')), '$3');
+  _sampled := format($sql$
+    SELECT (%1$s)::text AS document_name, (%2$s)::integer AS segment_number, t.%3$I::text AS segment FROM %4$s AS t
+    WHERE t.%3$I IS NOT NULL%5$s
+    ORDER BY length(t.%3$I) < 80, hashtextextended(concat_ws('|', %1$s, %2$s, md5(t.%3$I)) COLLATE "C", $1) LIMIT $2
+    $sql$, coalesce(ml_rag._document_name(_store), 'NULL'),
+    CASE WHEN _store.segment_number IS NULL THEN 'NULL' ELSE format('t.%I', _store.segment_number) END, _store.segment,
+    ml_rag._relation_name(_store.relation), _filter.condition);
+  FOR _segment IN EXECUTE _sampled USING (_options ->> 'seed')::bigint, 2 * (_left[1] + _left[2]) + 10, _filter.arguments LOOP
     EXIT WHEN _left[1] <= 0 AND _left[2] <= 0;
     -- of the kind that is more behind
     answerable := _left[1]::float8 / greatest(_wanted[1], 1) >= _left[2]::float8 / greatest(_wanted[2], 1);
@@ -109,8 +81,15 @@ BEGIN
     question := btrim(left(_written ->> 'question', 2000));
     reference := CASE WHEN answerable THEN btrim(left(_written ->> 'answer', 2000)) END;
     CONTINUE WHEN coalesce(question, '') !~ '\S' OR lower(question) = ANY (_seen)
-      OR CASE WHEN answerable THEN coalesce(reference, '') !~ '\S'
-              ELSE NOT coalesce(ml_rag._is_unanswered(_model, _name, question), false) END;
+      OR answerable AND coalesce(reference, '') !~ '\S';
+    IF NOT answerable THEN
+      _best := ARRAY(SELECT h.segment
+        FROM unnest(((ml_rag._retrieve(ml_rag._request(question, ml_rag._parse_rag_options(jsonb_build_object(
+          'vector_store', jsonb_build_array(_name), 'n_citations', 5))))).retrieval).hits) AS h);
+      CONTINUE WHEN NOT coalesce(_best = '{}' OR ml_rag._ask_writer(_model,
+        format('Do the documents above contain the answer to this question? %s', question), _best,
+        '{"is_answered": {"type": "boolean"}}') -> 'is_answered' = 'false', false);
+    END IF;
     _seen := _seen || lower(question);
     _left[2 - answerable::integer] := _left[2 - answerable::integer] - 1;
     document_name := CASE WHEN answerable THEN _segment.document_name END;

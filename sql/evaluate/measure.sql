@@ -1,9 +1,7 @@
 -- measure: what a ruler reads off one question. Functions of what was found and what was expected, and nothing else.
 
 CREATE FUNCTION ml_rag._expected_documents(value jsonb) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the expected documents of a question in one form, [{"document", "grade", "metadata"}], grades above 0 only
 -- In: a name or id, an array of them or of objects {"document", "grade", any key of metadata}, or name -> grade.
 -- Null for null, which is "nobody has said"; [] is "none".
@@ -42,9 +40,7 @@ $$;
 
 CREATE FUNCTION ml_rag._grade_hits(hits ml_rag.hit[], expected jsonb, match text,
   OUT gains float8[], OUT items integer[], OUT relevant boolean[])
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: which expected documents were found where; expected comes from ml_rag._expected_documents
 -- gains, items: by rank of the documents (not of the segments): a document counts once, at its best segment, and so
 -- does a page where pages are expected. gains = the grade, items = how many expected ones are here for the first time.
@@ -92,9 +88,7 @@ $$;
 
 CREATE FUNCTION ml_rag._ranking_measures(gains float8[], items integer[], expected jsonb, cutoffs integer[])
 RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: recall@k, nDCG@k and reciprocal rank of one ranking, as trec_eval defines them
 -- Source: Järvelin and Kekäläinen 2002, gain = grade, discount log2(rank + 1).
 DECLARE
@@ -106,27 +100,16 @@ BEGIN
   FOREACH _k IN ARRAY cutoffs LOOP
     _measures := _measures || jsonb_build_object(
       format('recall@%s', _k), coalesce((SELECT sum(n) FROM unnest(items[1:_k]) AS n), 0)::float8 / cardinality(_ideal),
-      format('ndcg@%s', _k), ml_rag._discounted(gains[1:_k]) / ml_rag._discounted(_ideal[1:_k]));
+      format('ndcg@%s', _k), (
+        SELECT coalesce(sum(gains[i] * ln(2::float8) / ln((i + 1)::float8)), 0) / sum(_ideal[i] * ln(2::float8) / ln((i + 1)::float8))
+        FROM generate_series(1, _k) AS i));
   END LOOP;
   RETURN _measures;
 END
 $$;
 
-CREATE FUNCTION ml_rag._discounted(gains float8[]) RETURNS float8
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: discounted cumulative gain
-BEGIN
-  RETURN coalesce((
-    SELECT sum(gains[i] * ln(2::float8) / ln((i + 1)::float8)) FROM generate_subscripts(gains, 1) AS i), 0);
-END
-$$;
-
 CREATE FUNCTION ml_rag._normalise_answer(answer text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: an answer as SQuAD's evaluation compares it: lower case, no punctuation, no articles, single blanks
 -- Ideographs and kana stand alone, as in CMRC's evaluation, and their punctuation goes too. Citation markers go.
 BEGIN
@@ -141,9 +124,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._answer_measures(answer text, expected text[]) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: how an answer agrees with the best of those expected: equal, F1 of the words, contained (each 0-1)
 -- Source: Rajpurkar et al. 2016.
 DECLARE
@@ -180,9 +161,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._student_p(t float8, degrees integer) RETURNS float8
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: two-sided p value of Student's t, to about 1e-12; a finite sum for whole degrees of freedom
 -- Source: Abramowitz and Stegun 26.7.3 and 26.7.4.
 DECLARE

@@ -1,34 +1,7 @@
 -- questions: what the ruler is asked to measure: options, and questions from a table or a query.
 
-CREATE FUNCTION ml_rag._metric_names(metrics jsonb) RETURNS text[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: what the metrics of the caller's are called: by their functions, without schema; checked
-DECLARE
-  _one jsonb;
-  _names text[] := '{}';
-  _name text;
-BEGIN
-  FOR _one IN SELECT m FROM jsonb_array_elements(metrics) AS m LOOP
-    PERFORM ml_rag._find_function('metrics', _one);
-    _name := (parse_ident(_one #>> '{}'))[2];
-    IF _name !~ '^[a-z0-9_]{1,60}$' OR _name = ANY (_names) THEN
-      PERFORM ml_rag._bad_option('metrics', _one, 'functions of different names of a-z, 0-9 and _');
-    END IF;
-    _names := _names || _name;
-  END LOOP;
-  IF cardinality(_names) > 20 THEN
-    PERFORM ml_rag._bad_option('metrics', to_jsonb(cardinality(_names)), 'at most 20 functions');
-  END IF;
-  RETURN _names;
-END
-$$;
-
 CREATE FUNCTION ml_rag._read_questions(source text, path text) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the rows of a table or a query as JSON objects, in their order; names mean what they mean to the caller
 -- A query can do no more than the caller: it is one statement (a loop takes no two), a subquery, so that it changes
 -- nothing by itself, and read-only, so that no function in it does. What it did all the same, such as a temporary
@@ -75,11 +48,12 @@ $$;
 
 CREATE FUNCTION ml_rag._parse_evaluate_options(options jsonb, OUT own jsonb, OUT rag jsonb, OUT columns jsonb,
   OUT cutoffs integer[])
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the options of ml_rag_evaluate, those of ml_rag inside, the names of the columns, the cut-offs in order
 DECLARE
+  _one jsonb;
+  _names text[] := '{}';
+  _name text;
   _generate boolean;
 BEGIN
   own := ml_rag.parse_options('ml_rag_evaluate', options);
@@ -97,7 +71,18 @@ BEGIN
     PERFORM ml_rag._bad_option('k', own -> 'k', '1 to 20 integers from 1 to 100');
   END IF;
   cutoffs := ARRAY(SELECT DISTINCT (e #>> '{}')::integer FROM jsonb_array_elements(own -> 'k') AS e ORDER BY 1);
-  PERFORM ml_rag._metric_names(own -> 'metrics') WHERE own ? 'metrics';
+  -- metrics of the caller's are called by their functions, without schema
+  FOR _one IN SELECT m FROM jsonb_array_elements(own -> 'metrics') AS m LOOP
+    PERFORM ml_rag._find_function('metrics', _one);
+    _name := (parse_ident(_one #>> '{}'))[2];
+    IF _name !~ '^[a-z0-9_]{1,60}$' OR _name = ANY (_names) THEN
+      PERFORM ml_rag._bad_option('metrics', _one, 'functions of different names of a-z, 0-9 and _');
+    END IF;
+    _names := _names || _name;
+  END LOOP;
+  IF cardinality(_names) > 20 THEN
+    PERFORM ml_rag._bad_option('metrics', to_jsonb(cardinality(_names)), 'at most 20 functions');
+  END IF;
   BEGIN
     PERFORM '' ~ (own ->> 'refusal_pattern');
   EXCEPTION WHEN invalid_regular_expression THEN
@@ -117,9 +102,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._check_questions(rows jsonb, columns jsonb, own jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the questions in one form, [{id, question, documents, answers, answerable, history}], sampled; null = no such
 -- column. history is checked with the options of the question
 DECLARE
@@ -165,9 +148,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._warn_of_unknown_documents(stores ml_rag.store[], questions jsonb[], match text) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: expected documents that no store has, before the first question is asked: they would count as not found
 -- Reads: the stores, as the caller
 DECLARE

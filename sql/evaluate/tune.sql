@@ -2,9 +2,7 @@
 
 CREATE FUNCTION ml_rag._tuned_index(store ml_rag.store, distance_metric text, OUT method name, OUT quantization text,
   OUT lists integer)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: the approximate index that a search by that metric reads: hnsw or ivfflat, halfvec or binary if it is of smaller
 -- vectors, the lists of ivfflat; null without one  Reads: the catalog, ml_rag.metric
 DECLARE
@@ -27,53 +25,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._index_settings(method name, quantization text, lists integer)
-RETURNS TABLE (ef_search integer, probes integer, rescore integer)
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE ROWS 15
-SET search_path FROM CURRENT
-AS $$
--- purpose: the settings to be measured, the cheapest first. A binary index orders by signs alone, so what hnsw keeps is scored
--- again by the whole vectors, and past 1000, which is the most that it keeps, more
-BEGIN
-  IF method = 'ivfflat' THEN
-    RETURN QUERY
-      SELECT NULL::integer, p, NULL::integer
-      FROM unnest('{1,2,3,5,10,20,30,50,100,200,300,500,1000,2000,3000,5000,10000,20000}'::integer[] || lists) AS p
-      WHERE p <= lists GROUP BY p ORDER BY p;
-  ELSE
-    RETURN QUERY
-      SELECT least(e, 1000), NULL::integer, CASE quantization WHEN 'binary' THEN e END
-      FROM unnest('{40,60,80,100,150,200,300,400,600,800,1000,2000,4000,8000}'::integer[]) AS e
-      WHERE e <= 1000 OR quantization = 'binary' ORDER BY e;
-  END IF;
-END
-$$;
-
-CREATE FUNCTION ml_rag._nearest_segments(request ml_rag.request, vector @vector@.vector, index_options jsonb, OUT segments text[],
-  OUT milliseconds float8)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: what a search for a vector with these options of its index finds, in order, each segment by its hash
-DECLARE
-  _began timestamptz := clock_timestamp();
-  _found record;
-BEGIN
-  request.query_embedding := vector;
-  request.max_distance := NULL;
-  request.options := request.options || jsonb_build_object('index_options', index_options);
-  _found := ml_rag._retrieve(request);
-  milliseconds := extract(epoch FROM clock_timestamp() - _began) * 1000;
-  segments := ARRAY(
-    SELECT md5(concat_ws('|', h.document_key, h.segment_number, md5(h.document_name), md5(h.segment)))
-    FROM unnest((_found.retrieval).hits) WITH ORDINALITY AS h ORDER BY h.ordinality);
-END
-$$;
-
 CREATE FUNCTION ml_rag._tuning_vectors(store ml_rag.store, own jsonb, path text) RETURNS @vector@.vector[]
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the vectors that are searched with: of the questions, or of segments taken at random
 -- Reads: the store or what the caller names, as the caller
 DECLARE
@@ -87,7 +40,7 @@ BEGIN
                    FROM jsonb_array_elements(_rows) WITH ORDINALITY AS r (value, place) ORDER BY r.place);
     END IF;
     _rows := ml_rag._check_questions(_rows, ml_rag.parse_options('evaluation_columns', NULL), '{}');
-    RETURN ml_rag._embed_queries(ARRAY(SELECT r.value ->> 'question'
+    RETURN ml_rag._embed_texts(ARRAY(SELECT r.value ->> 'question'
       FROM jsonb_array_elements(_rows) WITH ORDINALITY AS r (value, place) ORDER BY r.place), store.embed_model_id);
   END IF;
   EXECUTE format('SELECT array_agg(s.vector ORDER BY s.vector) FROM (SELECT t.%1$I::@vector@.vector AS vector FROM %2$s AS t
@@ -99,9 +52,7 @@ $$;
 
 CREATE FUNCTION ml_rag._tune_index(relation regclass, options jsonb, path text)
 RETURNS TABLE (ef_search integer, probes integer, rescore integer, recall float8, milliseconds float8, is_kept boolean)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: ml_rag.tune_index; path is the caller's search_path
 #variable_conflict use_column
 DECLARE
@@ -115,8 +66,9 @@ DECLARE
   _request ml_rag.request;
   _vectors @vector@.vector[];
   _settings jsonb[];
-  _exact record;
+  _began timestamptz;
   _found record;
+  _segments text[];
   _of integer[];
   _times float8[];
   _measured jsonb := '[]';
@@ -142,17 +94,26 @@ BEGIN
       DETAIL = 'Searches compare all rows, and so find everything.',
       HINT = format('SELECT ml_rag.index_store(%L) builds an index.', _store.vector_store);
   END IF;
-  _request := ml_rag._request('?', ml_rag._check_rag_options(jsonb_build_object('vector_store', jsonb_build_array(_name),
-    'n_citations', (_own ->> 'n_citations')::integer + _itself, 'distance_metric', _own -> 'distance_metric',
-    'retrieval_options', '{"segment_overlap": 0}'::jsonb)));
+  _request := jsonb_populate_record(ml_rag._request('?', ml_rag._check_rag_options(jsonb_build_object(
+    'vector_store', jsonb_build_array(_name), 'n_citations', (_own ->> 'n_citations')::integer + _itself,
+    'distance_metric', _own -> 'distance_metric', 'retrieval_options', '{"segment_overlap": 0}'::jsonb))), '{"max_distance": null}');
   PERFORM ml_rag._progress(_call, _name, 'reading questions');
   _vectors := ml_rag._tuning_vectors(_store, _own, path);
   IF _vectors IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = 'P0002', MESSAGE = format('%s has no segments', _store.vector_store),
       HINT = 'Load documents, then call it again.';
   END IF;
-  _settings := ARRAY(SELECT jsonb_strip_nulls(to_jsonb(s))
-                     FROM ml_rag._index_settings(_index.method, _index.quantization, _index.lists) AS s);
+  -- the cheapest first. A binary index orders by signs alone, so what hnsw keeps is scored again by the whole vectors, and past
+  -- 1000, which is the most that it keeps, more
+  _settings := CASE WHEN _index.method = 'ivfflat' THEN ARRAY(
+      SELECT jsonb_build_object('probes', p)
+      FROM unnest('{1,2,3,5,10,20,30,50,100,200,300,500,1000,2000,3000,5000,10000,20000}'::integer[] || _index.lists) AS p
+      WHERE p <= _index.lists GROUP BY p ORDER BY p)
+    ELSE ARRAY(
+      SELECT jsonb_strip_nulls(jsonb_build_object('ef_search', least(e, 1000), 'rescore',
+        CASE _index.quantization WHEN 'binary' THEN e END))
+      FROM unnest('{40,60,80,100,150,200,300,400,600,800,1000,2000,4000,8000}'::integer[]) AS e
+      WHERE e <= 1000 OR _index.quantization = 'binary' ORDER BY e) END;
   -- all exact searches first: they bring the table into memory
   FOR i IN 0..cardinality(_settings) LOOP
     _times := '{}';
@@ -161,12 +122,19 @@ BEGIN
       PERFORM ml_rag._progress(_call, _name, CASE i WHEN 0 THEN 'searching exactly' ELSE 'searching the index' END,
         greatest(i - 1, 0) * cardinality(_vectors) + j - 1,
         CASE i WHEN 0 THEN 1 ELSE cardinality(_settings) END * cardinality(_vectors));
-      _found := ml_rag._nearest_segments(_request, _vectors[j], CASE i WHEN 0 THEN '{"exact": true}' ELSE _settings[i] END);
-      _times := _times || _found.milliseconds;
+      _request := jsonb_populate_record(_request, jsonb_build_object('query_embedding', _vectors[j]::text,
+        'options', _request.options || jsonb_build_object('index_options', CASE i WHEN 0 THEN '{"exact": true}' ELSE _settings[i] END)));
+      _began := clock_timestamp();
+      _found := ml_rag._retrieve(_request);
+      _times := _times || ml_rag._milliseconds(_began);
+      -- each segment by its hash
+      _segments := ARRAY(
+        SELECT md5(concat_ws('|', h.document_key, h.segment_number, md5(h.document_name), md5(h.segment)))
+        FROM unnest((_found.retrieval).hits) WITH ORDINALITY AS h ORDER BY h.ordinality);
       IF i = 0 THEN
-        _nearest[j] := to_jsonb(_found.segments);
+        _nearest[j] := to_jsonb(_segments);
       END IF;
-      SELECT ARRAY[_of[1] + count(*) FILTER (WHERE e.value = ANY (_found.segments)), _of[2] + count(*)] INTO _of
+      SELECT ARRAY[_of[1] + count(*) FILTER (WHERE e.value = ANY (_segments)), _of[2] + count(*)] INTO _of
       FROM jsonb_array_elements_text(_nearest[j]) WITH ORDINALITY AS e (value, place) WHERE e.place > _itself;
     END LOOP;
     _measured := _measured || (CASE i WHEN 0 THEN '{}' ELSE _settings[i] END || jsonb_build_object('place', i,
@@ -202,8 +170,7 @@ $$;
 
 CREATE FUNCTION ml_rag.tune_index(store regclass, options jsonb DEFAULT NULL)
 RETURNS TABLE (ef_search integer, probes integer, rescore integer, recall float8, milliseconds float8, is_kept boolean)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 15
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 15 AS $$
 -- purpose: settings of an index that find what is there
 -- No SET clause: the names in the query are the caller's. So every name here is qualified and no operator is used.
 BEGIN

@@ -1,14 +1,14 @@
 -- configure: settings are changed.
 
 CREATE FUNCTION ml_rag.configure(name text, value text) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: change one setting of this database, or put it back to its default (value null)
 -- Reads: ml_rag.setting  Writes: ml_rag.setting_value
 -- The address of the model server is a table row and no custom setting because any session may SET those.
 DECLARE
   _error jsonb;
+  _parts text[] := regexp_match(value, '^http://([^/@]+):([0-9]{1,5})/?$');
+  _is_good boolean := false;
 BEGIN
   IF NOT EXISTS (SELECT FROM ml_rag.setting AS s WHERE s.name = configure.name) THEN
     RAISE EXCEPTION USING ERRCODE = '22023',
@@ -16,7 +16,23 @@ BEGIN
       DETAIL = format('Settings: %s.', (SELECT string_agg(s.name, ', ' ORDER BY s.name) FROM ml_rag.setting AS s));
   END IF;
   IF configure.name = 'model_server' THEN
-    PERFORM ml_rag._check_address(configure.value);
+    -- one that cannot be an address, or whose look-up could hang
+    IF configure.value !~ '^unix:/.+$' AND _parts IS NULL THEN
+      RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid address of the model server',
+        DETAIL = format('Got %L; an address is unix:/path/of/socket or http://host:port.', configure.value);
+    END IF;
+    BEGIN
+      -- the expression above has let no slash in, so there is no netmask
+      _is_good := _parts IS NULL OR _parts[2]::integer BETWEEN 1 AND 65535 AND (_parts[1] = 'localhost'
+        OR CASE WHEN _parts[1] ~ '^\[.*\]$' THEN family(btrim(_parts[1], '[]')::inet) = 6 ELSE family(_parts[1]::inet) = 4 END);
+    EXCEPTION WHEN invalid_text_representation THEN
+      NULL;
+    END;
+    IF NOT _is_good THEN
+      RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid address of the model server',
+        DETAIL = format('Got %L; host is an IP address or localhost (IPv6 in brackets), port 1 to 65535.', configure.value),
+        HINT = 'Looking up a host name cannot be cancelled: use its IP address, or a unix socket.';
+    END IF;
   END IF;
   IF configure.name = 'abstain_text' AND configure.value !~ '\S' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the abstain text is blank',

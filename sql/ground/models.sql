@@ -1,9 +1,7 @@
 -- models: the model server and its catalogue.
 
 CREATE FUNCTION ml_rag.model_server() RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 BEGIN
   RETURN ml_rag._python('get', '["/healthz"]');
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
@@ -15,9 +13,7 @@ $$the model server's health: status, version, uptime, state of each model, confi
 Errors: 08006 where it cannot be reached.$$;
 
 CREATE FUNCTION ml_rag._default_model(models jsonb DEFAULT NULL) RETURNS text
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the generation model where no option names one: that of setting generate_model_id, else the first of the catalogue that
 -- is there and is not there to try things out only (brief), else extractive. models: those of the model server, if they are known
 DECLARE
@@ -40,9 +36,7 @@ $$;
 CREATE FUNCTION @extschema@.ml_supported_models()
 RETURNS TABLE (model_id text, task text, engine text, dimensions integer, max_tokens integer, available boolean,
                is_default boolean)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the catalogue of the model server, and which of its models are this database's defaults
 DECLARE
   _models jsonb;
@@ -71,9 +65,7 @@ context (generate). available: its files are there. is_default: used where no op
 Errors: 08006 where the model server cannot be reached.$$;
 
 CREATE FUNCTION ml_rag._too_small(model_id text, purpose text) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the error, for ml_rag._raise, that a model is one of the smallest by its entry in the catalogue (brief), with a model
 -- that is not; null = it is none of them, or the catalogue cannot be read, which the next request says
 DECLARE

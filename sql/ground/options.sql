@@ -35,9 +35,7 @@ CREATE FUNCTION ml_rag._add_option(
   auto_value jsonb DEFAULT NULL, keys_of text DEFAULT NULL, is_private boolean DEFAULT false,
   description text DEFAULT NULL
 ) RETURNS void
-LANGUAGE sql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: a record of ml_rag.option, with its fields by name
 -- Writes: ml_rag.option
 INSERT INTO ml_rag.option (routine, name, type, minimum, maximum, choices, default_value, auto_value, description,
@@ -187,9 +185,7 @@ SELECT ml_rag._add_option('arm', 'min_score', 'number', minimum => -1000000000, 
   description => 'of a keyword arm: what has a lower BM25 score is dropped before fusing; of a function: what it gives less');
 
 CREATE FUNCTION ml_rag._arm_options(search text) RETURNS text[]
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the options that an arm of a kind takes, of those that not every arm does; null: all of these.
 -- backend/retrieval/arms.py has the kinds
 BEGIN

@@ -1,9 +1,7 @@
 -- parse: options as callers give them, checked against those there are; what is wrong with one is always said in one form.
 
 CREATE FUNCTION ml_rag._bad_option(name text, value jsonb, allowed text, hint text DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the one form of every complaint about an option; the value is cut so that a log line stays a line
 -- Of private options only the length is reported: PostgreSQL writes details into its log.
 -- Reads: ml_rag.option
@@ -24,9 +22,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._distance_of_words(a text, b text) RETURNS integer
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: Levenshtein distance, for hints; the words are cut at 40 characters
 -- Source: Wagner and Fischer 1974, one row at a time.
 DECLARE
@@ -48,9 +44,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._unknown_option(routine text, name text) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: complain about a key that does not exist, with the nearest one that does
 -- Reads: ml_rag.option
 DECLARE
@@ -87,9 +81,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag.parse_options(routine text, options jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: check the options of a routine, or of one object among them, and fill in the defaults; null = default. The keys of
 -- objects among them are checked too
 -- Reads: ml_rag.option
@@ -203,9 +195,7 @@ among them (keys_of) are checked, but not filled in.
 Errors: 22023, whose detail names the option, the value and what is allowed.$$;
 
 CREATE FUNCTION ml_rag._with_dimensions(options jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: option "dimensions" becomes a part of the model's id, model@256, for which the model server cuts the vectors: whatever
 -- keeps the model's id, such as a marker, keeps that with it
 -- Reads: ml_rag.setting
@@ -222,9 +212,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._texts(value jsonb) RETURNS text[]
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: a JSON array of texts as an array; null for null. PL/pgSQL, because it keeps the plan for the session.
 BEGIN
   IF $1 IS NULL THEN
@@ -233,4 +221,3 @@ BEGIN
   RETURN ARRAY(SELECT jsonb_array_elements_text($1));
 END
 $$;
-

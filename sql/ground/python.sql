@@ -1,9 +1,7 @@
 -- python: the door to the Python that runs in the backend. SQL version == Python version.
 
 CREATE FUNCTION ml_rag._python_path() RETURNS text
-LANGUAGE sql STABLE PARALLEL SAFE SECURITY DEFINER
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE sql STABLE PARALLEL SAFE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 -- purpose: where the Python that runs in the backend was installed; found anew so that pg_upgrade cannot make it stale
 -- Security definer because pg_config shows paths to its owner only. It takes no argument.
 SELECT setting || '/extension/ml_rag-' || ml_rag.version() FROM pg_config WHERE name = 'SHAREDIR'
@@ -13,9 +11,7 @@ $$;
 -- (ml_rag._raise): only so do message, detail and SQLSTATE come out clean.
 
 CREATE FUNCTION ml_rag._load_backend() RETURNS jsonb
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 # purpose: once a session, import the Python side of this very version as GD["ml_rag"]; returns what went wrong
 import importlib
 import json
@@ -44,18 +40,14 @@ GD["ml_rag"] = door
 $$;
 
 CREATE FUNCTION ml_rag._call_python(function text, given jsonb, OUT found jsonb, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 # purpose: what one of the functions of backend/bridge.py that are marked as doors returns, of these arguments
 @BACKEND@
 return backend.call_by_name(plpy, function, given)
 $$;
 
 CREATE FUNCTION ml_rag._python(function text, given jsonb) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the same, or its error
 DECLARE
   _called record := ml_rag._call_python(function, given);

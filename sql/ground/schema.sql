@@ -29,9 +29,7 @@ AS $$ SELECT '@ML_RAG_VERSION@'::pg_catalog.text $$;
 COMMENT ON FUNCTION ml_rag.version() IS 'version of the SQL side of the extension';
 
 CREATE FUNCTION ml_rag._relation_name(relation regclass) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: a relation as it is written into a statement; 42P01 where it was dropped since its oid was looked up
 -- A regclass of nothing prints as a bare number, which as SQL is a syntax error. A name made of digits prints quoted.
 DECLARE
@@ -50,9 +48,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._check_writable(what text, relation regclass DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: stop what writes before it asks a model, where the transaction cannot write (but to temporary tables)
 BEGIN
   IF current_setting('transaction_read_only')::boolean
@@ -67,9 +63,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._raise(error jsonb) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: raise what a PL/Python function returned as its error: {sqlstate, message, detail, hint}, or of a constraint
 -- {sqlstate, message, detail, schema, table, constraint}
 -- RAISE takes no null for an option, hence a branch for each set of those there are
@@ -99,9 +93,7 @@ CREATE FUNCTION ml_rag._fields_of_error(
   OUT only_message boolean, OUT only_detail boolean, OUT only_hint boolean, OUT detail_and_hint boolean,
   OUT detail_and_constraint boolean, OUT detail_and_column boolean
 )
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: what an error has ('' where nothing) that a public routine caught, for it to raise the same again (sql/raise.sql.in): a line of
 -- context for each of the functions inside is of no use to who called it. DEBUG1 has them. Nothing is true of an error that stays as it is:
 -- one raised in a function that is not ml_rag's, whose owner looks for it, or one with other fields.
@@ -136,9 +128,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._full_name(relation regclass) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: a relation's name with its schema, quoted where need be
 BEGIN
   RETURN (SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class AS c
@@ -147,9 +137,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._is_distributed(relation oid) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether Citus has distributed a table: its rows are in shards then, and rows of two shards can have the same ctid
 -- Reads: the catalog. A statement of PL/pgSQL is not parsed before it runs, and without Citus there is no such table.
 BEGIN
@@ -161,9 +149,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._distribution_column(store regclass) RETURNS name
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the column by whose hash Citus distributes a table; null = it has none
 BEGIN
   RETURN (SELECT column_to_column_name(d.logicalrelid, d.partkey) FROM pg_catalog.pg_dist_partition AS d

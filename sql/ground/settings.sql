@@ -31,41 +31,8 @@ FROM (VALUES
 LEFT JOIN ml_rag.setting_value AS v ON v.name = d.name;
 COMMENT ON VIEW ml_rag.setting IS 'settings of this database: name, value in force, default, description';
 
-CREATE FUNCTION ml_rag._check_address(address text) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: stop an address of the model server that cannot be one, or whose look-up could hang
-DECLARE
-  _parts text[] := regexp_match(address, '^http://([^/@]+):([0-9]{1,5})/?$');
-  _host text := _parts[1];
-  _is_good boolean;
-BEGIN
-  IF address IS NULL OR address ~ '^unix:/.+$' THEN
-    RETURN;
-  ELSIF _parts IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid address of the model server',
-      DETAIL = format('Got %L; an address is unix:/path/of/socket or http://host:port.', address);
-  END IF;
-  BEGIN
-    -- the expression above has let no slash in, so there is no netmask
-    _is_good := _host = 'localhost' OR CASE WHEN _host ~ '^\[.*\]$'
-      THEN family(btrim(_host, '[]')::inet) = 6 ELSE family(_host::inet) = 4 END;
-  EXCEPTION WHEN invalid_text_representation THEN
-    _is_good := false;
-  END;
-  IF NOT _is_good OR _parts[2]::integer NOT BETWEEN 1 AND 65535 THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid address of the model server',
-      DETAIL = format('Got %L; host is an IP address or localhost (IPv6 in brackets), port 1 to 65535.', address),
-      HINT = 'Looking up a host name cannot be cancelled: use its IP address, or a unix socket.';
-  END IF;
-END
-$$;
-
 CREATE FUNCTION ml_rag._roles(names text) RETURNS oid[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the roles of a list, a, "B c"; null among them for one that does not exist. "$user" is left out
 -- Errors: 22023 no list of names
 DECLARE
@@ -91,9 +58,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._get_setting(name text) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: the value in force. PL/pgSQL, because it keeps the plan for the session.  Reads: ml_rag.setting
 BEGIN
   RETURN (SELECT s.value FROM ml_rag.setting AS s WHERE s.name = $1);

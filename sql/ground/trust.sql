@@ -5,9 +5,7 @@
 -- read by name. So what nobody named is touched only if the owners of the relation and of its schema are trusted.
 
 CREATE FUNCTION ml_rag._is_member(role oid, groups oid[], granted_by_superuser boolean) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether a role is one of the groups or a member of one, if asked for by nothing but grants of superusers
 -- Reads: the catalog. Unlike pg_has_role a superuser is a member of what it was made a member of.
 BEGIN
@@ -22,9 +20,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._trusts(owner oid, role oid DEFAULT NULL) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: whether code of the owner may run unasked with the rights of a role, by default the caller's  Reads: the catalog
 -- A superuser trusts superusers only. Others trust themselves, superusers, the owner of the database, roles that a superuser
 -- made them a member of, and members of ml_rag_publisher. A membership that another role granted does not count: that role
@@ -52,9 +48,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._parts(relation oid) RETURNS oid[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: a relation and all that inherits from it, partitions included  Reads: the catalog, without any lock
 BEGIN
   -- the planner, too, looks for children only where this is set
@@ -71,9 +65,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._read_with(relation oid) RETURNS oid[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: a relation and all whose code can run when it is read: its parts, what a view reads, and their parts
 -- Functions that run for a view or a policy are a matter of whoever wrote that.  Reads: the catalog
 BEGIN
@@ -93,9 +85,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._are_trusted(relations oid[], role oid DEFAULT NULL) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SET search_path FROM CURRENT AS $$
 -- purpose: whether relations, such as a table and its partitions, may be touched unasked: a role, by default the caller's, trusts
 -- their owners and those of their schemas  Reads: the catalog
 BEGIN
@@ -107,9 +97,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._why_untrusted(relation oid) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: which owner keeps a relation from being touched unasked, as a sentence; null if none does  Reads: the catalog
 DECLARE
   _found record;
@@ -132,9 +120,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._refuse_foreign_schema(relation regclass) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: refuse a table whose owner does not trust the owner of its schema  Reads: the catalog  Errors: 42501
 DECLARE
   _found record;
@@ -153,9 +139,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._hold(relations oid[]) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: these relations keep their names and owners until the end of the transaction; a check of owners comes after it
 -- A statement looks its names up again once it has the lock that it waited for. Whoever may create in a schema can make it wait until
 -- the owner of a relation has renamed or dropped that, and put another one there. PREPARE takes the lock and runs nothing.
@@ -182,9 +166,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._hold_trusted(relations oid[]) RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: whether relations may be touched unasked; if so they stay as they are until the end of the transaction
 -- Those that are not trusted are not waited for. While others were, they may have been given away.
 BEGIN
@@ -197,9 +179,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._refuse_foreign_trigger(relation regclass, filled regclass) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: refuse that a trigger function, which has the rights of its owner, writes a table of a role that this one does not trust
 -- ALTER TABLE … OWNER TO leaves the function behind; and whoever holds TRIGGER on a table can have a function of its own run, by a
 -- condition too, or a text as a statement, by an argument of another's function. Only the owner can ENABLE ALWAYS a trigger.

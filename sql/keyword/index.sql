@@ -2,9 +2,7 @@
 
 CREATE FUNCTION ml_rag._key_and_segment(alias text, index ml_rag_internal.keyword_store) RETURNS text
 -- not in SQL, which would be parsed anew in each statement that writes a row
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: SQL of what an index has of a row: key, text
 BEGIN
   RETURN format('%s, CASE WHEN %s.%I IS NOT NULL THEN concat_ws(E''\n'', %2$s.%3$I%4$s) END COLLATE "C"',
@@ -13,41 +11,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._keyword_rows(index ml_rag_internal.keyword_store) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: SQL of what an index is made of, run as the caller: key and text of each row that has one
-BEGIN
-  RETURN format('SELECT s.key AS key, s.segment AS segment FROM (SELECT %s FROM %s AS t) AS s (key, segment)'
-    ' WHERE s.segment IS NOT NULL%s', ml_rag._key_and_segment('t', index), ml_rag._indexed_rows(index.store),
-    -- those of a table of Citus are in the indexes of its shards
-    CASE WHEN ml_rag._is_distributed(index.store) THEN ' AND false' END);
-END
-$$;
-
-CREATE FUNCTION ml_rag._index_cursor(store oid, rows text, OUT n integer, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-# purpose: index the rows (key, segment) of an open cursor, at once: runs are made of them
-@BACKEND@
-return backend.index_cursor(plpy, store, rows)
-$$;
-
-CREATE FUNCTION ml_rag._merge_keywords(store oid, thorough boolean, OUT done boolean, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-# purpose: merges pending changes into runs (see ml_rag.backend.keyword)
-@BACKEND@
-return backend.merge_keywords(plpy, store, thorough)
-$$;
-
 CREATE FUNCTION ml_rag._raise_of_columns(index ml_rag_internal.keyword_store) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 BEGIN
   RAISE EXCEPTION USING ERRCODE = '55000',
     MESSAGE = format('keyword index of "%s" no longer matches its columns', index.store),
@@ -58,24 +23,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._may_merge(index ml_rag_internal.keyword_store) RETURNS boolean
-LANGUAGE sql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: whether the session's role may know the words of all rows of the table, or at least in how many rows each is
--- What a merge writes, as pg_stat_xact_all_tables and EXPLAIN (ANALYZE, WAL) show to whoever caused it, depends on the words
--- that it finds waiting. current_user would be the owner of the trigger.
-SELECT bool_and(has_column_privilege(r.oid, index.store, a.attnum, 'SELECT')) AND bool_and(index.statistics = 'all' OR NOT c.relrowsecurity
-  OR r.rolsuper OR r.rolbypassrls OR pg_has_role(r.oid, c.relowner, 'USAGE') AND NOT c.relforcerowsecurity)
-FROM pg_roles AS r, pg_class AS c, pg_attribute AS a
-WHERE r.rolname = coalesce(nullif(current_setting('role'), 'none'), session_user)
-  AND c.oid = index.store AND a.attrelid = index.store AND a.attname IN (index.segment, index.beside) AND NOT a.attisdropped
-$$;
-
 CREATE FUNCTION ml_rag._has_foreign_partition(relation oid) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether some partition of a table is a foreign table  Reads: the catalog
 BEGIN
   RETURN EXISTS (SELECT FROM pg_partition_tree(relation) AS p JOIN pg_class AS c ON c.oid = p.relid WHERE c.relkind = 'f');
@@ -83,9 +32,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._keep_keywords() RETURNS trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 -- purpose: what a statement did to a table, done to its index
 -- Security definer because whoever writes the table may not write its index otherwise. All it reads are the rows of
 -- that statement, in columns of built-in types; never the table, whose policies and indexes may be anybody's code.
@@ -110,7 +57,6 @@ DECLARE
   _is_usual boolean;
   _is_changed boolean;
   _rows refcursor;
-  _error jsonb;
 BEGIN
   IF TG_LEVEL <> 'STATEMENT' THEN
     -- before it is written a row need not be one of the table
@@ -208,8 +154,7 @@ BEGIN
       _is_large := EXISTS (SELECT FROM ml_rag_new OFFSET _portion - 1);
     END IF;
     IF _is_large THEN
-      SELECT i.n, i.error INTO _n, _error FROM ml_rag._index_cursor(_store, _rows::text) AS i;
-      PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
+      _n := ml_rag._python('index_cursor', jsonb_build_array(_store::bigint, _rows::text))::bigint;
     ELSE
       -- one by one, by statements that are planned once in a session
       LOOP
@@ -235,46 +180,24 @@ BEGIN
     -- an expression with a statement in it takes as long as one
     IF (_is_large OR EXISTS (SELECT FROM ml_rag_internal.keyword_new AS w WHERE w.store = _store OFFSET _portion - 1)
         OR EXISTS (SELECT FROM ml_rag_internal.keyword_gone AS w WHERE w.store = _store OFFSET _portion - 1))
-      AND ml_rag._may_merge(_index) THEN
-      _error := (SELECT f.error FROM ml_rag._merge_keywords(_store, false) AS f);
-      PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
+      -- The session's role may know the words of all rows of the table, or at least in how many rows each is: what a merge writes, as
+      -- pg_stat_xact_all_tables and EXPLAIN (ANALYZE, WAL) show to whoever caused it, depends on the words that it finds waiting.
+      -- current_user would be the owner of the trigger.
+      AND (SELECT bool_and(has_column_privilege(r.oid, _store, a.attnum, 'SELECT'))
+           AND bool_and(_index.statistics = 'all' OR NOT c.relrowsecurity OR r.rolsuper OR r.rolbypassrls
+             OR pg_has_role(r.oid, c.relowner, 'USAGE') AND NOT c.relforcerowsecurity)
+           FROM pg_roles AS r, pg_class AS c, pg_attribute AS a
+           WHERE r.rolname = coalesce(nullif(current_setting('role'), 'none'), session_user) AND c.oid = _store
+             AND a.attrelid = _store AND a.attname IN (_index.segment, _index.beside) AND NOT a.attisdropped) THEN
+      PERFORM ml_rag._python('merge_keywords', jsonb_build_array(_store::bigint, false));
     END IF;
   END IF;
   RETURN NULL;
 END
 $$;
 
-CREATE FUNCTION ml_rag._build_keyword_index(index jsonb, call integer, OUT done boolean, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-# purpose: the rows of a keyword index, read as the caller; index: a row of ml_rag_internal.keyword_store, of a table of the caller's
-@BACKEND@
-return backend.build_keyword_index(plpy, index, call)
-$$;
-
-CREATE FUNCTION ml_rag._drop_keyword_index(store oid, OUT done boolean, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-# purpose: drop the keyword index of a table of the caller's, but not its triggers
-@BACKEND@
-return backend.drop_keyword_index(plpy, store)
-$$;
-
-CREATE FUNCTION ml_rag._merge_own_keywords(store oid, OUT done boolean, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-# purpose: merges all of the keyword index of a table of the caller's
-@BACKEND@
-return backend.merge_own_keywords(plpy, store)
-$$;
-
 CREATE FUNCTION ml_rag._own_table(store regclass) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: that the relation is there, the caller owns it, and its owner trusts that of its schema
 DECLARE
   _owner oid := (SELECT c.relowner FROM pg_class AS c WHERE c.oid = store);
@@ -290,9 +213,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._indexable_key(store regclass) RETURNS name[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the columns that tell the rows of a table apart: its primary key, else another unique key without nulls
 DECLARE
   _kind "char" := (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store);
@@ -339,7 +260,6 @@ $$;
 
 CREATE FUNCTION ml_rag._drop_keyword_triggers(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
 SET citus.enable_unsafe_triggers = on
 AS $$
 -- Writes: triggers, as the caller
@@ -358,7 +278,6 @@ $$;
 
 CREATE FUNCTION ml_rag._make_keyword_triggers(store regclass, options jsonb DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
 SET citus.enable_unsafe_triggers = on
 AS $$
 -- purpose: the triggers of a table and of its partitions; options: of the index of a table of Citus, see _index_shards
@@ -393,19 +312,14 @@ END
 $$;
 
 CREATE FUNCTION ml_rag.disable_keyword_search(store regclass) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: drop the keyword index of a table
 -- Writes: triggers, as the caller
-DECLARE
-  _error jsonb;
 BEGIN
   PERFORM ml_rag._own_table(store);
   EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', ml_rag._indexed_rows(store));
   PERFORM ml_rag._drop_keyword_triggers(store);
-  _error := (SELECT d.error FROM ml_rag._drop_keyword_index(store) AS d);
-  PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
+  PERFORM ml_rag._python('drop_keyword_index', jsonb_build_array(store::oid::bigint));
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
 @RAISE@
 END
@@ -415,9 +329,7 @@ $$drops the keyword index of a table; for its owner
 No error where there is none. Errors: 42P01; 42501 not the owner.$$;
 
 CREATE FUNCTION ml_rag._keyword_definition(store regclass, options jsonb, OUT index ml_rag_internal.keyword_store)
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the keyword index that a table of the caller's gets by these options, or why it can have none
 DECLARE
   _options jsonb := ml_rag.parse_options('enable_keyword_search', $2);
@@ -467,24 +379,9 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._fill_keyword_index(index ml_rag_internal.keyword_store, call integer) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- Reads: the table, as the caller
-DECLARE
-  _error jsonb := (SELECT b.error FROM ml_rag._build_keyword_index(
-    to_jsonb(index) || jsonb_build_object('store', index.store::oid::bigint), call) AS b);
-BEGIN
-  PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
-END
-$$;
-
 CREATE FUNCTION ml_rag._index_keywords(store regclass, options jsonb, is_new boolean, call integer DEFAULT NULL)
 RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: create the keyword index of a table, or rebuild it with other options; is_new: the caller has just made it
 -- call: what ml_rag._begin has returned
 -- Reads: the table  Writes: triggers, all as the caller
@@ -508,14 +405,13 @@ BEGIN
   PERFORM ml_rag._progress(call, _relation, 'indexing segments', 0,
     -- as pg_stat_progress_create_index has it: what the last ANALYZE or VACUUM has seen
     coalesce((SELECT nullif(greatest(c.reltuples, 0), 0)::bigint FROM pg_class AS c WHERE c.oid = store), -1));
-  PERFORM ml_rag._fill_keyword_index(_index, call);
+  PERFORM ml_rag._python('build_keyword_index', jsonb_build_array(
+    to_jsonb(_index) || jsonb_build_object('store', store::oid::bigint), call));
 END
 $$;
 
 CREATE FUNCTION ml_rag._index_shards() RETURNS event_trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the keyword index of a shard of Citus, once it has its triggers
 -- Wherever Citus creates a shard or moves it to, it gives it the triggers of its table, and sets their state last. The argument of the
 -- trigger that is for replicas says which index. It notes the rows that are written to a shard while that is moved.
@@ -534,7 +430,8 @@ BEGIN
     WHERE t.tgenabled = 'R' AND t.tgnargs = 1
   LOOP
     IF NOT EXISTS (SELECT FROM ml_rag._keyword_index(_shard)) THEN
-      PERFORM ml_rag._fill_keyword_index(ml_rag._keyword_definition(_shard, _options::jsonb), NULL);
+      PERFORM ml_rag._python('build_keyword_index', jsonb_build_array(
+        to_jsonb(ml_rag._keyword_definition(_shard, _options::jsonb)) || jsonb_build_object('store', _shard::oid::bigint), NULL));
       -- that one Citus keeps to itself
       IF NOT ml_rag._is_distributed(_shard) THEN
         EXECUTE format('CREATE OR REPLACE TRIGGER ml_rag_keywords_truncate AFTER TRUNCATE ON %s FOR EACH STATEMENT'
@@ -550,9 +447,7 @@ $$;
 CREATE EVENT TRIGGER ml_rag_index_shards ON ddl_command_end WHEN TAG IN ('ALTER TABLE') EXECUTE FUNCTION ml_rag._index_shards();
 
 CREATE FUNCTION ml_rag.enable_keyword_search(store regclass, options jsonb DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 DECLARE
   _call integer := ml_rag._begin('ml_rag.enable_keyword_search');
 BEGIN
@@ -572,15 +467,10 @@ options: SELECT * FROM ml_rag.option WHERE routine = 'enable_keyword_search'. Er
 the owner; 55000 no such key, a table that cannot have one, or numpy is missing.$$;
 
 CREATE FUNCTION ml_rag.merge_keyword_index(store regclass) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-DECLARE
-  _error jsonb;
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 BEGIN
   PERFORM ml_rag._own_table(store);
-  _error := (SELECT f.error FROM ml_rag._merge_own_keywords(store) AS f);
-  PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
+  PERFORM ml_rag._python('merge_own_keywords', jsonb_build_array(store::oid::bigint));
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
 @RAISE@
 END
@@ -591,9 +481,7 @@ Writers merge some of them as they go; this merges all, and blocks only others w
 not the owner; 55000 numpy is missing.$$;
 
 CREATE FUNCTION ml_rag.fold_keyword_index(store regclass) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 BEGIN
   PERFORM ml_rag.merge_keyword_index(store);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN

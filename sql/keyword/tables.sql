@@ -134,9 +134,7 @@ $$;
 CREATE FUNCTION ml_rag._keyword_index(relation oid DEFAULT NULL)
 RETURNS TABLE (store regclass, segment name, key name[], configuration text, k1 double precision, b double precision,
                statistics text, secured boolean)
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
   _found record := ml_rag._keyword_indexes($1);
@@ -153,9 +151,7 @@ COMMENT ON VIEW ml_rag.keyword_index IS
 'keyword indexes of the tables whose text and key the caller may read; secured: row-level security applies to the caller';
 
 CREATE FUNCTION ml_rag._indexed_rows(store regclass) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: SQL of the rows that the index of a table has: those of its partitions, but not of what else inherits from it
 -- Reads: the catalog
 BEGIN
@@ -165,9 +161,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._key_values(alias text, key name[]) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: SQL of a row's key, the text of a text[]; two keys are the same where each letter is, whatever the collation of the column
 -- By concat and not by a cast: it writes a value as its type's own output does, and a cast of a type that somebody made
 -- could be anybody's function. The types are checked as well, but under repeatable read the catalog may be of another
@@ -180,11 +174,9 @@ $$;
 
 CREATE FUNCTION ml_rag._visible_keys(store regclass, key name[], row_keys text[] DEFAULT NULL, portion integer DEFAULT 50000)
 RETURNS TABLE (keys text, n bigint)
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 COST 100000
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 COST 100000 SET search_path FROM CURRENT AS $$
 -- purpose: keys of the rows that the caller can see, in portions: the text of an array of them, and how many there are in it
--- row_keys: of ml_rag.row_filter, null = all rows. Not SQL, which could give keys of rows that the caller cannot see
+-- row_keys: of few rows that pass a filter, null = all rows. Not SQL, which could give keys of rows that the caller cannot see
 -- A key is the text of a text[] itself. As one text they get through PL/Python fastest.  Reads: the store, as the caller
 BEGIN
   IF to_regclass(store::text) IS NOT NULL AND (
@@ -200,9 +192,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._empty_keywords(store oid) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: forget all rows of an index; waits for whoever merges it
 -- Writes: ml_rag_internal.keyword_row, keyword_new, keyword_gone, keyword_posting, keyword_run
 BEGIN
@@ -214,34 +204,3 @@ BEGIN
   DELETE FROM ml_rag_internal.keyword_run AS r WHERE r.store = _empty_keywords.store;
 END
 $$;
-
-CREATE FUNCTION ml_rag._forget_keywords() RETURNS trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
-SET search_path FROM CURRENT
-AS $$
--- purpose: an index goes with its row in ml_rag_internal.keyword_store
-BEGIN
-  -- nobody but the owner may make triggers of it (privileges); on another table OLD.store could be anything
-  IF TG_RELID = 'ml_rag_internal.keyword_store'::regclass THEN
-    PERFORM ml_rag._empty_keywords(OLD.store);
-  END IF;
-  RETURN NULL;
-END
-$$;
-CREATE TRIGGER forget AFTER DELETE ON ml_rag_internal.keyword_store
-FOR EACH ROW EXECUTE FUNCTION ml_rag._forget_keywords();
-
-CREATE FUNCTION ml_rag._drop_keywords() RETURNS event_trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
-SET search_path FROM CURRENT
-AS $$
--- purpose: an index goes with its table, that of a shard of Citus with its trigger  Writes: ml_rag_internal.keyword_store
-BEGIN
-  DELETE FROM ml_rag_internal.keyword_store AS i USING pg_event_trigger_dropped_objects() AS d
-  WHERE d.classid = 'pg_class'::regclass AND d.objsubid = 0 AND i.store = d.objid
-    OR d.classid = 'pg_trigger'::regclass AND d.address_names[3] ~ '^ml_rag_keywords_written'
-      AND i.store = to_regclass(format('%I.%I', d.address_names[1], d.address_names[2]));
-END
-$$;
-CREATE EVENT TRIGGER ml_rag_drop_keywords ON sql_drop WHEN TAG IN ('DROP TABLE', 'DROP SCHEMA', 'DROP OWNED',
-  'DROP EXTENSION', 'DROP TYPE', 'DROP SERVER', 'DROP TRIGGER') EXECUTE FUNCTION ml_rag._drop_keywords();

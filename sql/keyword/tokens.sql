@@ -1,9 +1,7 @@
 -- tokens: what keyword search sees in a text.
 
 CREATE FUNCTION ml_rag.text_search_configuration(language text) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: the text search configuration for a language: code (en, de-AT) or name; null = the database's default
 DECLARE
   _name text;
@@ -41,7 +39,6 @@ schema.$$;
 
 CREATE FUNCTION ml_rag._lexemes(configuration regconfig, segment text) RETURNS TABLE (lexeme text, n bigint)
 LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
 -- a word of more than 2 kB is left out, and that is no news to whoever writes a row
 SET client_min_messages = 'warning'
 AS $$
@@ -88,9 +85,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._scripts() RETURNS text
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: for a regular expression in brackets: letters of Chinese, Japanese and Korean
 SELECT '\u1100-\u11ff\u2e80-\u2fdf\u3005-\u3007\u3040-\u312f\u3130-\u318f\u31a0-\u31ff\u3400-\u4dbf'
   '\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff'
@@ -98,7 +93,6 @@ $$;
 
 CREATE FUNCTION ml_rag._tokens(configuration regconfig, segment text, OUT tokens jsonb, OUT length integer)
 LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
 SET client_min_messages = 'warning'
 AS $$
 -- purpose: {token: number} of a text, and how many there are: what is indexed, and what is asked for
@@ -190,7 +184,6 @@ $$;
 
 CREATE FUNCTION ml_rag._token_texts(configuration regconfig, segments text[], as_json boolean) RETURNS text[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE COST 100000
-SET search_path FROM CURRENT
 SET client_min_messages = 'warning'
 AS $$
 -- purpose: of each text what ml_rag._tokens finds: JSON, or the text of a tsvector, which is made and read faster
@@ -238,9 +231,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag.keyword_tokens(configuration regconfig, segment text) RETURNS TABLE (token text, n integer)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 BEGIN
   IF NOT EXISTS (SELECT FROM pg_ts_config AS c WHERE c.oid = configuration) THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'text search configuration does not exist',
@@ -256,9 +247,7 @@ The words as the text search configuration gives them; Chinese, Japanese and Kor
 safe: nothing in it is an operator. Errors: 22023 no such configuration.$$;
 
 CREATE FUNCTION ml_rag._numpy(OUT version text, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 # purpose: the version of numpy that keyword search runs with, or why it cannot
 @BACKEND@
 return backend.numpy_version(plpy)

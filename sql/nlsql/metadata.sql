@@ -14,9 +14,7 @@ CREATE INDEX ON ml_rag_internal.table_embedding (made_at);
 COMMENT ON TABLE ml_rag_internal.table_embedding IS 'embeddings of the descriptions of tables, for ml_retrieve_schema_metadata; a cache';
 
 CREATE FUNCTION ml_rag._named_tables(tables jsonb) RETURNS text[]
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: option tables, names or {"schema_name", "table_name"}, as names; null for null
 DECLARE
   _table jsonb;
@@ -41,9 +39,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._trusted_owners() RETURNS oid[]
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: the owners of relations whom the caller trusts  Reads: the catalog
 BEGIN
   RETURN ARRAY(
@@ -55,9 +51,7 @@ $$;
 
 CREATE FUNCTION ml_rag._askable_tables(schemas text[], tables text[])
 RETURNS TABLE (relation oid, schema_name name, table_name name, name text, description text)
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 100
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 100 AS $$
 -- purpose: the tables that the caller may read and that questions are answered from, with what is embedded of each
 -- What ml_rag has made of other tables' rows must be named. As for stores: reading a table can run its owner's code (a view,
 -- a policy), and its comments are shown to a model. Unless
@@ -106,9 +100,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._nearest_table(name text) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: the table, of those that the caller may read, that a name may have been meant for
 -- At most 100 names are compared, letter by letter, however many tables others have opened to everybody: those of trusted owners first.
 -- Reads: the catalog
@@ -136,9 +128,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._comment_line(comment text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: a comment as the rest of a line, which it cannot leave
 BEGIN
   RETURN left(btrim(regexp_replace(comment, '[\s[:cntrl:]\u0085\u2028\u2029]+', ' ', 'g')), 200);
@@ -146,9 +136,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._samples(relation oid) RETURNS TABLE (column_name name, samples text)
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SET search_path FROM CURRENT AS $$
 -- purpose: values that columns of texts have again and again, at most eight each, as literals
 -- Reads: pg_stats, which shows nothing to whom row-level security may hide rows, nor of columns that the caller may not read
 #variable_conflict use_column
@@ -169,9 +157,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._table_definition(relation oid, include_comments boolean) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: a table as an abridged CREATE TABLE: its columns that the caller may read, at most 100, with keys, comments, samples
 -- an enum shows its first 20 labels
 -- Reads: the catalog
@@ -222,9 +208,7 @@ $$;
 
 CREATE FUNCTION ml_rag._relevant_tables(query text, options jsonb)
 RETURNS TABLE (relation oid, schema_name name, name text)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10 AS $$
 -- purpose: at most n_tables tables, most relevant first, by the embeddings of their descriptions
 -- Errors: 42P01 there are none
 DECLARE
@@ -272,9 +256,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._schema_metadata(query text, options jsonb, OUT metadata text, OUT tables text[], OUT schemas text[])
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the definitions of the tables that matter for a question, as many as fit 24 000 characters, at least one
 DECLARE
   _table record;
@@ -293,9 +275,7 @@ END
 $$;
 
 CREATE FUNCTION @extschema@.ml_retrieve_schema_metadata(query text, options jsonb DEFAULT NULL) RETURNS text
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: HeatWave's ML_RETRIEVE_SCHEMA_METADATA
 DECLARE
   _call integer := ml_rag._begin('ml_retrieve_schema_metadata');

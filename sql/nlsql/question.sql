@@ -1,28 +1,7 @@
 -- question: a question becomes a statement over the caller's tables, written by a model, and its rows.
 
-CREATE FUNCTION ml_rag._check_examples(examples jsonb) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: stop examples that are none
-DECLARE
-  _example jsonb;
-BEGIN
-  IF jsonb_array_length(examples) > 20 OR length(examples::text) > 20000 THEN
-    PERFORM ml_rag._bad_option('examples', to_jsonb(jsonb_array_length(examples)), 'at most 20, of 20000 characters together');
-  END IF;
-  FOR _example IN SELECT e.value FROM jsonb_array_elements(examples) AS e LOOP
-    IF NOT ml_rag.parse_options('nl_sql_example', _example) ?& '{question,sql}'::text[] THEN
-      PERFORM ml_rag._bad_option('examples', to_jsonb(jsonb_array_length(examples)), 'objects with the keys "question" and "sql"');
-    END IF;
-  END LOOP;
-END
-$$;
-
 CREATE FUNCTION @extschema@.ml_nl_sql(query text, options jsonb DEFAULT NULL) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: question to statement and rows
 DECLARE
   _call integer := ml_rag._begin('ml_nl_sql');
@@ -33,7 +12,13 @@ DECLARE
   _error jsonb;
 BEGIN
   _options := ml_rag.parse_options('ml_nl_sql', $2);
-  PERFORM ml_rag._check_examples(_options -> 'examples');
+  IF jsonb_array_length(_options -> 'examples') > 20 OR length((_options -> 'examples')::text) > 20000 THEN
+    PERFORM ml_rag._bad_option('examples', to_jsonb(jsonb_array_length(_options -> 'examples')),
+      'at most 20, of 20000 characters together');
+  END IF;
+  PERFORM ml_rag._bad_option('examples', to_jsonb(jsonb_array_length(_options -> 'examples')), 'objects with the keys "question" and "sql"')
+  FROM jsonb_array_elements(_options -> 'examples') AS e
+  WHERE NOT ml_rag.parse_options('nl_sql_example', e.value) ?& '{question,sql}'::text[];
   -- the statement itself is read-only; that it is harmless is seen from a temporary view of it
   PERFORM ml_rag._check_writable('cannot execute ml_nl_sql');
   IF NOT has_database_privilege(current_database(), 'TEMP') THEN

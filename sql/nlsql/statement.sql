@@ -8,9 +8,7 @@
 -- Only what is listed here and in nlsql/functions is harmless. What a later PostgreSQL adds is refused until it is listed.
 
 CREATE FUNCTION ml_rag._signatures(functions oid[]) RETURNS text[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: of each function that a statement may call name(types of its arguments), else null, in their order
 -- Those of extensions are in C, and so made by a superuser: the owner of an extension can put other functions into it.
 -- Reads: ml_rag.callable_function, the catalog
@@ -40,9 +38,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._refusal(tree text, relations oid[]) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: why a parsed statement is refused; null = it is harmless
 -- tree: its pg_node_tree as text. A name in it cannot pass for anything else: blanks and braces of names are escaped.
 -- relations: the ones that it may read, the view itself among them
@@ -162,9 +158,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._parsed(view text) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SET search_path FROM CURRENT AS $$
 -- purpose: the parsed query of a temporary view  Reads: the catalog
 BEGIN
   RETURN (SELECT r.ev_action::text FROM pg_rewrite AS r JOIN pg_class AS c ON c.oid = r.ev_class
@@ -175,9 +169,7 @@ $$;
 -- What the Python side asks of the view, without operators that the search_path of the statement could give another meaning.
 
 CREATE FUNCTION ml_rag._statement_columns() RETURNS text[]
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SET search_path FROM CURRENT AS $$
 -- purpose: the names of the columns, equal ones too: those of subquery ml_rag_statement in view ml_rag_statement_columns
 DECLARE
   _names text := substring(ml_rag._parsed('ml_rag_statement_columns')
@@ -189,33 +181,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._statement_refusal(relations oid[]) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
--- purpose: why view ml_rag_statement is not read; null = it may be. relations: those that it may read
-BEGIN
-  RETURN ml_rag._refusal(ml_rag._parsed('ml_rag_statement'), relations || (
-    SELECT c.oid FROM pg_class AS c WHERE c.relname = 'ml_rag_statement' AND c.relnamespace = pg_my_temp_schema()));
-END
-$$;
-
-CREATE FUNCTION ml_rag._statement_tree() RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
--- purpose: the parsed query of view ml_rag_statement; null if it is longer than four million characters
-DECLARE
-  _tree text := ml_rag._parsed('ml_rag_statement');
-BEGIN
-  RETURN CASE WHEN length(_tree) <= 4000000 THEN _tree END;
-END
-$$;
-
 CREATE FUNCTION ml_rag._statement_row() RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SET search_path FROM CURRENT AS $$
 -- purpose: an expression for a row of view ml_rag_statement as a JSON array: numbers, booleans, arrays and JSON as they are, all else as
 -- text; null if one of its arrays has more than 100 000 elements
 -- By output functions: casts to JSON or text can be the code of the owner of a type.
@@ -265,9 +232,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._fits(size integer) RETURNS boolean
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 # purpose: whether a row of so many bytes as JSON is handed to Python, which has no limit of memory then: see fits in
 # backend/statement.py
 return "ml_rag" in GD and GD["ml_rag"].fits(size)

@@ -1,9 +1,7 @@
 -- create: node groups made, and kept current: the procedures that fill them, and what loads and vectorizers call.
 
 CREATE FUNCTION ml_rag._count_calls(store regclass, options jsonb, names text[]) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: how many texts wait, and how often a model will be asked: of a group that is not made yet (names null), or of those
 -- Reads: the store, as the caller
 DECLARE
@@ -33,9 +31,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._begin_node_group(store regclass, name text, options jsonb) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: a node group, checked and made; with dry_run only counted
 DECLARE
   _options jsonb;
@@ -85,9 +81,7 @@ it exists; 42P01; 42P07; 42501; 55000 no primary key, a table or isolation level
 55006 another session is at it; 55P03 lock_timeout; 08006; 53300; 57014; 38000.$$;
 
 CREATE FUNCTION ml_rag._begin_refresh(store regclass, options jsonb) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: a run over all node groups of a store, parents first; with dry_run only counted
 DECLARE
   _options jsonb := ml_rag.parse_options('refresh_node_groups', options);
@@ -122,9 +116,7 @@ owner of the table; not inside a transaction block. options: SELECT * FROM ml_ra
 result and errors: as ml_rag.create_node_group.$$;
 
 CREATE FUNCTION ml_rag._begin_filling(store regclass) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the node groups that are to be filled at the end of a load or of a vectorizer's run
 DECLARE
   _names text[] := ARRAY(SELECT g.name FROM ml_rag._node_groups(store) AS g);

@@ -13,9 +13,7 @@ CREATE TYPE ml_rag._node_fill AS (
 );
 
 CREATE FUNCTION ml_rag._node_sources(run ml_rag._node_fill) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: SQL of what a node group is made of: the columns of its key, hash, members, texts, around
 -- Reads: the catalog
 DECLARE
@@ -62,9 +60,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._pending_nodes(run ml_rag._node_fill) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: SQL of the parents whose nodes are not there, are of another text, or failed and are to be tried again
 BEGIN
   RETURN format('FROM (%s) AS s LEFT JOIN %s AS h ON %s AND h.node_number = 0'
@@ -75,9 +71,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._look_up(store regclass, name text, retries boolean) RETURNS ml_rag._node_fill
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: what a node group is made of, or, name null, one that is to be made  Reads: the catalog
 DECLARE
   _group ml_rag._node_group;
@@ -97,25 +91,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._node_facts(store regclass, name text, retries boolean) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: a node group as backend/jobs/node_group.py fills it; pending, key_text, merged: SQL
-DECLARE
-  _run ml_rag._node_fill := ml_rag._look_up(store, name, retries);
-BEGIN
-  RETURN jsonb_build_object('relation', _run.relation::oid::bigint, 'name', ml_rag._relation_name(_run.relation), 'options', _run.options,
-    'key', _run.key, 'store_key', _run.store_key, 'key_types', _run.key_types, 'asks_model',
-    ml_rag._asks_model(_run.options ->> 'transform'), 'pending', ml_rag._pending_nodes(_run),
-    'key_text', ml_rag._key_text('s', _run.store_key), 'merged', ml_rag._merged_nodes(store));
-END
-$$;
-
 CREATE FUNCTION ml_rag._lock_node_group(store regclass, name text, nodes regclass) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: one session at a time fills a node group: until the end of the transaction, and then again
 BEGIN
   IF NOT pg_try_advisory_xact_lock(hashtextextended(format('ml_rag nodes %s', nodes::oid), 0)) THEN
@@ -126,9 +103,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._index_group(nodes regclass, options jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the index of the embeddings, once they are there for the first time, and fresh statistics
 -- Writes: an index, as the caller
 DECLARE

@@ -1,9 +1,7 @@
 -- group: node groups: what they are made of, made and dropped; docs/nodes.md tells it as a whole, pipeline/nodes what one is.
 
 CREATE FUNCTION ml_rag._node_group(store regclass, name text) RETURNS ml_rag._node_group
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: a node group of a store, or the error
 DECLARE
   _found ml_rag._node_group;
@@ -18,28 +16,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._check_merge(store regclass) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: that nodes can be merged into a store: it has a keyword index, and its column segment_nodes is ours
-BEGIN
-  IF NOT EXISTS (SELECT FROM ml_rag._keyword_index(store) AS i WHERE i.segment = 'segment') THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" has no keyword index to merge nodes into', store),
-      HINT = format('SELECT ml_rag.enable_keyword_search(%L);', store);
-  ELSIF NOT EXISTS (SELECT FROM ml_rag._node_groups(store) AS g WHERE (g.options -> 'merge')::boolean)
-    AND EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = 'segment_nodes' AND NOT a.attisdropped) THEN
-    RAISE EXCEPTION USING ERRCODE = '42701', MESSAGE = format('table "%s" has a column "segment_nodes" already', store),
-      DETAIL = 'The nodes that are merged are kept in a column of that name.',
-      HINT = format('ALTER TABLE %s RENAME COLUMN segment_nodes TO …;', store);
-  END IF;
-END
-$$;
-
 CREATE FUNCTION ml_rag._change_merged(store regclass, change text) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the column of merged nodes comes or goes, and the keyword index is made anew, as it was
 -- Writes: the table's definition, as the caller
 DECLARE
@@ -54,9 +32,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._merged_nodes(store regclass) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: SQL of the nodes that are merged into row s of a store, as one text; null = there is no such node group
 BEGIN
   RETURN (
@@ -68,9 +44,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._node_options(store regclass, name text, options jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: the options of a new node group, checked, with what they stand for in this store
 DECLARE
   _options jsonb := ml_rag.parse_options('create_node_group', options);
@@ -115,7 +89,15 @@ BEGIN
     ELSIF _document IS NOT NULL THEN
       PERFORM ml_rag._bad_option('merge', 'true', 'false for nodes of documents');
     END IF;
-    PERFORM ml_rag._check_merge(store);
+    IF NOT EXISTS (SELECT FROM ml_rag._keyword_index(store) AS i WHERE i.segment = 'segment') THEN
+      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" has no keyword index to merge nodes into', store),
+        HINT = format('SELECT ml_rag.enable_keyword_search(%L);', store);
+    ELSIF NOT EXISTS (SELECT FROM ml_rag._node_groups(store) AS g WHERE (g.options -> 'merge')::boolean)
+      AND EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = 'segment_nodes' AND NOT a.attisdropped) THEN
+      RAISE EXCEPTION USING ERRCODE = '42701', MESSAGE = format('table "%s" has a column "segment_nodes" already', store),
+        DETAIL = 'The nodes that are merged are kept in a column of that name.',
+        HINT = format('ALTER TABLE %s RENAME COLUMN segment_nodes TO …;', store);
+    END IF;
   END IF;
   IF (_options -> 'embed')::boolean THEN
     _model := (SELECT e.model_id FROM ml_rag._embeddings(store) AS e WHERE e.is_default);
@@ -130,9 +112,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._node_policy(store regclass, nodes regclass, key name[], types text[]) RETURNS text
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: SQL of who sees a node: whoever sees its segment, and all that it was made of: the segments of a document, or
 -- those that a model has read for a context. It reads the text, so that it takes the privilege to read that in the store.
 -- Writes: a new function, of the owner of the node group
@@ -156,9 +136,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._grant_readers(store regclass, nodes regclass) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: who may SELECT the store may SELECT its node group, and nobody else
 -- Writes: the privileges of the node group, as the caller
 DECLARE
@@ -179,9 +157,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._make_node_group(store regclass, options jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the table of a node group, empty; options: of ml_rag._node_options
 -- Writes: a new table, as the caller, for the owner of the store
 DECLARE
@@ -243,9 +219,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag.drop_node_group(store regclass, name text) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- Writes: the table's definition, as the caller
 DECLARE
   _group ml_rag._node_group;

@@ -3,9 +3,7 @@
 CREATE FUNCTION ml_rag._node_status()
 RETURNS TABLE (store regclass, name text, relation regclass, transform text, parent text, model_id text, rows bigint, pending bigint,
                failed bigint, options jsonb)
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
 -- purpose: the node groups of tables that the caller owns; null if the table is not trusted, or cannot be read
 -- Reads: the stores and node groups, as the caller
 DECLARE
@@ -53,9 +51,7 @@ counted before their next attempt. failed: texts that failed: ml_rag.node_group_
 
 CREATE FUNCTION ml_rag._node_errors()
 RETURNS TABLE (store regclass, name text, key text, attempts integer, sqlstate text, message text, detail text, next_attempt timestamptz)
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
 -- purpose: the texts that have no nodes since something failed
 -- Reads: the node groups, as the caller
 DECLARE

@@ -1,26 +1,20 @@
 -- transform: a text to its nodes: sentences, paragraphs, what a function of the owner's makes of it, what a model writes.
 
 CREATE FUNCTION ml_rag._node_calls(transform text, segment text) RETURNS bigint
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 # purpose: how often a model is asked about a text; after ml_rag._node_options, which has loaded what is needed
 return GD["ml_rag"].node_calls(transform, segment) if "ml_rag" in GD else None
 $$;
 
 CREATE FUNCTION ml_rag._asks_model(transform text) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 BEGIN
   RETURN transform = ANY ('{summary,keyphrases,questions,entities,context}');
 END
 $$;
 
 CREATE FUNCTION ml_rag._node_function(transform text) RETURNS regprocedure
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: the function that a transform names; the caller may execute it and trusts its owner: it runs with the caller's
 -- rights, also where that one loads into a table of the owner's
 DECLARE
@@ -57,9 +51,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._transform(options jsonb, segment text, around jsonb, OUT nodes text[], OUT error jsonb)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the nodes of one text; what goes wrong with it comes back as its error
 DECLARE
   _transform text := options ->> 'transform';

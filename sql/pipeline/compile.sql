@@ -1,9 +1,7 @@
 -- compile: a question as one statement (backend/retrieval).
 
 CREATE FUNCTION ml_rag._at_one_moment() RETURNS void
-LANGUAGE plpython3u STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpython3u STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 # purpose: run what backend/rights.py holds ready, all of it at the moment of the caller's statement; by itself it does nothing
 if "ml_rag" in GD:
     GD["ml_rag"].run_handed()
@@ -34,8 +32,7 @@ return backend.compile_question(plpy, query, options, query_embedding, form, cal
 $$;
 
 CREATE FUNCTION ml_rag._session_settings() RETURNS text[]
-LANGUAGE sql STABLE PARALLEL SAFE
-AS $$
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
 -- purpose: what run.Session has of the caller's session, before a function pins it. One expression, for PostgreSQL to put in the
 -- place of the call: it pins no search_path, and names every schema
 SELECT ARRAY[current_user::pg_catalog.text, pg_catalog.date_part('epoch', pg_catalog.statement_timestamp())::pg_catalog.text,
@@ -44,9 +41,7 @@ SELECT ARRAY[current_user::pg_catalog.text, pg_catalog.date_part('epoch', pg_cat
 $$;
 
 CREATE FUNCTION ml_rag._compiled(query text, options jsonb, query_embedding text, form text, call integer) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: ml_rag._compile_question with what it takes from the session; the vector goes apart, as text. Null where options are none
 DECLARE
   _compiled record;
@@ -67,9 +62,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag.statement(query text, options jsonb DEFAULT NULL) RETURNS text
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 BEGIN
   -- says what is wrong with options or question
   PERFORM ml_rag._request(query, ml_rag._parse_rag_options(options));

@@ -5,9 +5,7 @@
 -- $3 unless another one is named), and the columns named are those the catalog has.
 
 CREATE FUNCTION ml_rag._filter_terms(key text, value jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: one key of filters, with its value or operators, as an array of conditions {key, operator, values} that all
 -- must hold. Few operators are left: eq, ne, nin and exists become in, those that deny inside {"not": …}; null among
 -- the values of in stands for a row without a value.
@@ -79,9 +77,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._filter_tree(filters jsonb, level integer DEFAULT 1) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: check option filters, whatever the stores, and bring it into one form: {"and": […]}, {"or": […]},
 -- {"not": …} and the conditions of ml_rag._filter_terms
 DECLARE
@@ -130,9 +126,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._as_jsonb(document json) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the metadata of a row where the column is json: null where jsonb cannot hold it (\u0000, 1e999999), since
 -- one such row must not break the search of all the others
 BEGIN
@@ -143,9 +137,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._base_type(type oid) RETURNS regtype
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: what a type is below its domains  Reads: the catalog
 DECLARE
   _type oid := type;
@@ -164,9 +156,7 @@ $$;
 CREATE FUNCTION ml_rag._filter_json(
   target text, path text, operator text, given jsonb, parameter text, INOUT arguments text[], OUT condition text
 )
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: a condition of filters on a JSON value: target is SQL of type jsonb, path the JSON path of the value in it
 -- JSON paths compare numbers with numbers and texts with texts (by code point), look into arrays, and never fail: a
 -- value of another type does not match. Values stand in the path, the path in the parameter, and a GIN index on the target serves
@@ -212,9 +202,7 @@ $$;
 CREATE FUNCTION ml_rag._filter_column(
   key text, target text, type regtype, operator text, given jsonb, parameter text, INOUT arguments text[], OUT condition text
 )
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: a condition of filters on a column (target, a column reference) of a type of pg_catalog, or an enum
 -- Null condition: columns of that type cannot be filtered. Operators and casts are those of pg_catalog, by name: a cast
 -- or an operator that somebody made for a type of theirs never runs. Errors: 22023 a value that the type does not take.
@@ -298,9 +286,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._filter_target(store ml_rag.store, key text, OUT column_name name, OUT type regtype, OUT in_metadata boolean)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: what a key of filters names in a store: a column that the caller may select, else a key of the metadata; null
 -- column = neither  Reads: the catalog
 BEGIN
@@ -324,9 +310,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._filter_node(store ml_rag.store, node jsonb, parameter text, INOUT arguments text[], OUT condition text)
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: a node of ml_rag._filter_tree as a condition on the rows t of a store
 -- A condition on a missing value is null or false, which is all the same below "and" and "or"; "not" turns what is not
 -- true into true, and so is exactly the opposite.
@@ -390,9 +374,7 @@ $$;
 
 CREATE FUNCTION ml_rag.condition(store ml_rag.store, filters jsonb, INOUT arguments text[], parameter text DEFAULT '$3',
   OUT condition text)
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the stage: option filters as SQL
 BEGIN
   SELECT n.arguments, n.condition INTO arguments, condition
@@ -419,9 +401,7 @@ Errors: 22023 unknown operator, wrong value, a value that the column's type does
 no such operator, more than 8 levels, 1000 conditions or 10000 values.$$;
 
 CREATE FUNCTION ml_rag._nearest_column(stores ml_rag.store[], key text) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the column of the stores that a key of filters may have been meant for, in another case or spelt almost so
 -- Only those that the caller may select.  Reads: the catalog
 BEGIN
@@ -436,9 +416,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._warn_of_unknown_columns(stores ml_rag.store[], filters jsonb) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: say once which stores have nothing that a key of filters could name, with the column that it may have been meant for
 DECLARE
   _key text;

@@ -1,9 +1,7 @@
 -- discover: which relations are vector stores.
 
 CREATE FUNCTION ml_rag._may_have_shards(relation oid) RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL SAFE AS $$
 -- purpose: whether it is worth looking for shards: a partitioned table, in a database where some partition is a foreign table
 -- Going through the partitions of a table takes 6 µs for each. A shard may have come since the snapshot of the caller's statement was
 -- taken, and is seen because this function is volatile, but not where a transaction has one snapshot: there the partitions decide.
@@ -16,9 +14,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._has_shards(relation oid) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether some partition of a relation is a foreign table
 -- Reads: the catalog
 BEGIN
@@ -28,9 +24,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._is_searched(relation oid, owner oid) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: whether calls that do not name a relation search it: it and what is read with it are trusted, and setting
 -- searched_owners has its owner
 -- Reads: ml_rag.setting_value
@@ -67,9 +61,7 @@ CREATE FUNCTION ml_rag.discover(
   embed_model_id text DEFAULT NULL,
   unmarked boolean DEFAULT false
 ) RETURNS SETOF ml_rag.store
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
 -- purpose: the stage: the relations the caller may search  Reads: the catalog
 DECLARE
   _found record;
@@ -95,9 +87,7 @@ caller trusts itself, superusers, the owner of the database, roles that a superu
 ml_rag_publisher; a superuser trusts superusers only. Setting searched_owners restricts it to the stores of some roles.$$;
 
 CREATE FUNCTION ml_rag._why_not(relation oid, options jsonb, OUT reason text, OUT hint text)
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SET search_path FROM CURRENT AS $$
 -- purpose: why a call does not search a relation, which is in a schema that the caller may use; options are parsed ones
 -- Reads: the catalog
 DECLARE
@@ -195,9 +185,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._why_no_store(name text, options jsonb, OUT reason text, OUT hint text)
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: why a relation that a call named is none that it can search; options are parsed ones
 -- Reads: the catalog. Of a relation in a schema that the caller may not use nothing is told, not even that it exists.
 DECLARE
@@ -223,9 +211,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._left_out(options jsonb, OUT stores text, OUT hint text)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: stores that a call does not search, at most ten beside those it names, with the reason of each, and what to do about the
 -- first; null = there are none. options are parsed ones
 -- Reads: the catalog. Of a relation in a schema that the caller may not use nothing is told, not even that it exists.
@@ -261,9 +247,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._needs_embedding(options jsonb) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: whether a question has to be embedded; keyword search alone goes without, and so without a model server,
 -- unless distances are asked for
 BEGIN
@@ -276,9 +260,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._check_named(options jsonb, stores ml_rag.store[]) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: warn of names that led to no store; stop stores that were named and are of different models. options are parsed ones
 DECLARE
   _name text;
@@ -309,9 +291,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._discover(options jsonb) RETURNS ml_rag.store[]
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the stores of a call, where it does not search them at once: which model counts, warnings for names that led nowhere;
 -- options are parsed ones
 DECLARE
@@ -333,9 +313,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._limit_wait(milliseconds integer) RETURNS text
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: wait no longer than that for a lock, until lock_timeout is put back; returns what it was
 DECLARE
   _former text := current_setting('lock_timeout');
@@ -348,9 +326,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._lock_partitions(relation oid) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: no partition comes or goes until the end of the transaction
 -- Reads: the table, as the caller  Errors: 42P01, 55P03
 BEGIN
@@ -362,9 +338,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._document_name(store ml_rag.store) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: SQL of the name of the document of a row t: its column, else what programs keep of it in the metadata, else the
 -- store's name
 BEGIN

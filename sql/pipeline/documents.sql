@@ -1,69 +1,57 @@
 -- documents: the documents of the stores by their names: those that a question names, those that are like a misspelt name.
 
-CREATE FUNCTION ml_rag._documents_of(store ml_rag.store, with_titles boolean, first text[], most integer)
-RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the documents of one store that the caller may see, as [[name, [titles]]]: titles are that of the metadata, and the
--- heading that the first segment stands under. first: names that come before others
--- Reads: the store, as the caller
-DECLARE
-  _documents jsonb;
-  _name text := ml_rag._document_name(store);
-BEGIN
-  IF _name = quote_literal(store.vector_store) THEN
-    -- its rows are called by its own name
-    RETURN jsonb_build_array(jsonb_build_array(store.vector_store, jsonb_build_array(
-      (SELECT c.relname FROM pg_class AS c WHERE c.oid = store.relation))));
-  END IF;
-  EXECUTE format($query$
-    SELECT jsonb_agg(jsonb_build_array(d.name, CASE WHEN $2 THEN (
-      SELECT coalesce(jsonb_agg(left(t.title, 300) ORDER BY t.place), '[]')
-      FROM (VALUES (1, d.metadata ->> 'title'), (2, d.metadata -> 'headings' ->> -1)) AS t (place, title) WHERE t.title ~ '\S')
-      ELSE '[]' END))
-    FROM (SELECT n.name, n.metadata
-          FROM (SELECT DISTINCT ON (r.name) r.name, r.metadata
-                FROM (SELECT %1$s AS name, %2$s AS place, %3$s AS metadata FROM %4$s AS t WHERE %5$s) AS r
-                ORDER BY r.name, r.place) AS n
-          ORDER BY n.name = ANY ($3) DESC, n.name LIMIT $1) AS d
-    $query$, _name,
-    CASE WHEN store.segment_number IS NULL THEN '1' ELSE format('t.%I', store.segment_number) END,
-    CASE WHEN with_titles AND store.metadata IS NOT NULL THEN format('to_jsonb(t.%I)', store.metadata) ELSE 'NULL::jsonb' END,
-    ml_rag._rows_of(store),
-    format('t.%I IS NOT NULL', coalesce(store.document_name, store.segment)))
-  INTO _documents USING most, with_titles, first;
-  RETURN coalesce(_documents, '[]');
-END
-$$;
-
 CREATE FUNCTION ml_rag._list_documents(stores ml_rag.store[], with_titles boolean, first text[] DEFAULT '{}') RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the documents of the stores that the caller may see, as [[name, [titles]]], at most 20000;
--- first: names that come before others. A store that the call does not name, and that cannot be read, is left to the search,
--- which says so
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: the documents of the stores that the caller may see, as [[name, [titles]]], at most 20000; titles are that of the metadata,
+-- and the heading that the first segment stands under. first: names that come before others. A store that the call does not name, and
+-- that cannot be read, is left to the search, which says so
 -- Reads: the stores, as the caller
 DECLARE
   _most CONSTANT integer := 20000;
   _store ml_rag.store;
+  _name text;
+  _is_named boolean;
   _former_wait text;
+  _found jsonb;
   _documents jsonb := '[]';
 BEGIN
   FOREACH _store IN ARRAY coalesce(stores, '{}') LOOP
     EXIT WHEN jsonb_array_length(_documents) >= _most;
-    IF coalesce(_store.found, 'named') = 'named' THEN
-      _documents := _documents || ml_rag._documents_of(_store, with_titles, first, _most);
-      CONTINUE;
-    END IF;
+    _name := ml_rag._document_name(_store);
+    _is_named := coalesce(_store.found, 'named') = 'named';
     BEGIN
-      _former_wait := ml_rag._limit_wait(1000);
-      PERFORM ml_rag._hold(ml_rag._parts(_store.relation));
-      _documents := _documents || ml_rag._documents_of(_store, with_titles, first, _most);
-      PERFORM set_config('lock_timeout', _former_wait, true);
+      IF NOT _is_named THEN
+        _former_wait := ml_rag._limit_wait(1000);
+        PERFORM ml_rag._hold(ml_rag._parts(_store.relation));
+      END IF;
+      IF _name = quote_literal(_store.vector_store) THEN
+        -- its rows are called by its own name
+        _found := jsonb_build_array(jsonb_build_array(_store.vector_store, jsonb_build_array(
+          (SELECT c.relname FROM pg_class AS c WHERE c.oid = _store.relation))));
+      ELSE
+        EXECUTE format($query$
+          SELECT jsonb_agg(jsonb_build_array(d.name, CASE WHEN $2 THEN (
+            SELECT coalesce(jsonb_agg(left(t.title, 300) ORDER BY t.place), '[]')
+            FROM (VALUES (1, d.metadata ->> 'title'), (2, d.metadata -> 'headings' ->> -1)) AS t (place, title) WHERE t.title ~ '\S')
+            ELSE '[]' END))
+          FROM (SELECT n.name, n.metadata
+                FROM (SELECT DISTINCT ON (r.name) r.name, r.metadata
+                      FROM (SELECT %1$s AS name, %2$s AS place, %3$s AS metadata FROM %4$s AS t WHERE %5$s) AS r
+                      ORDER BY r.name, r.place) AS n
+                ORDER BY n.name = ANY ($3) DESC, n.name LIMIT $1) AS d
+          $query$, _name,
+          CASE WHEN _store.segment_number IS NULL THEN '1' ELSE format('t.%I', _store.segment_number) END,
+          CASE WHEN with_titles AND _store.metadata IS NOT NULL THEN format('to_jsonb(t.%I)', _store.metadata) ELSE 'NULL::jsonb' END,
+          ml_rag._rows_of(_store),
+          format('t.%I IS NOT NULL', coalesce(_store.document_name, _store.segment)))
+        INTO _found USING _most, with_titles, first;
+      END IF;
+      _documents := _documents || coalesce(_found, '[]');
+      IF NOT _is_named THEN
+        PERFORM set_config('lock_timeout', _former_wait, true);
+      END IF;
     EXCEPTION WHEN OTHERS THEN
-      IF SQLSTATE = '40001' THEN
+      IF _is_named OR SQLSTATE = '40001' THEN
         RAISE;
       END IF;
     END;
@@ -72,22 +60,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._asks_for_summary(question text, names jsonb) RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: whether a question asks for nothing but a summary of documents of these names
-BEGIN
-  RETURN (ml_rag._python('named_documents', jsonb_build_array(question,
-    (SELECT coalesce(jsonb_agg(jsonb_build_array(d, '[]'::jsonb)), '[]') FROM jsonb_array_elements_text(names) AS d)))
-    -> 'is_summary')::boolean;
-END
-$$;
-
 CREATE FUNCTION ml_rag._file(name text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: a document's name without its folders, in lower case
 BEGIN
   RETURN lower(regexp_replace(name, '^.*[/\\]', ''));
@@ -95,9 +69,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._nearest_documents(name text, documents jsonb) RETURNS text[]
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: at most three names that a name may have been meant for: those of the same file name, with or without ending, in any
 -- case, else those spelt almost so
 DECLARE
@@ -126,26 +98,9 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._is_nearest(name text, nearest text[]) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: whether the first of the nearest documents is the one that the name of a file was meant for: nearer than the next
--- one, and with the same digits, since report_2023.pdf is not a misspelt report_2024.pdf
-DECLARE
-  _far integer[] := ARRAY(SELECT ml_rag._distance_of_words(ml_rag._file(n.name), ml_rag._file($1))
-                          FROM unnest(nearest) WITH ORDINALITY AS n (name, place) ORDER BY n.place);
-BEGIN
-  RETURN cardinality(nearest) > 0 AND _far[1] < coalesce(_far[2], _far[1] + 1)
-    AND regexp_replace(ml_rag._file(nearest[1]), '[^0-9]', '', 'g') = regexp_replace(ml_rag._file(name), '[^0-9]', '', 'g');
-END
-$$;
-
 CREATE FUNCTION ml_rag._documents_named_in(question text, stores ml_rag.store[], options jsonb,
   OUT names text[], OUT is_summary boolean)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the documents that a question names, of those that the options leave; null = none. is_summary: whether it asks for
 -- nothing but a summary of them. What looks like the name of a file, and is not, counts as the nearest one, with a warning
 DECLARE
@@ -154,6 +109,8 @@ DECLARE
   _found jsonb := ml_rag._python('named_documents', jsonb_build_array(question, _documents));
   _name text;
   _nearest text[];
+  _far integer[];
+  _is_meant boolean;
 BEGIN
   -- a word with the ending of a document's name
   FOR _name IN SELECT DISTINCT w.word[1] FROM regexp_matches(question,
@@ -163,12 +120,18 @@ BEGIN
                               WHERE lower(d ->> 0) LIKE '%.' || lower(regexp_replace(_name, '^.*\.', '')))
       OR EXISTS (SELECT FROM jsonb_array_elements_text(_found -> 'names') AS n WHERE right(lower(n), length(_name)) = lower(_name));
     _nearest := ml_rag._nearest_documents(_name, _documents);
+    -- whether the first one is meant: nearer than the next one, and with the same digits, since report_2023.pdf is not a misspelt
+    -- report_2024.pdf
+    _far := ARRAY(SELECT ml_rag._distance_of_words(ml_rag._file(n.name), ml_rag._file(_name))
+                  FROM unnest(_nearest) WITH ORDINALITY AS n (name, place) ORDER BY n.place);
+    _is_meant := coalesce(_far[1] < coalesce(_far[2], _far[1] + 1)
+      AND regexp_replace(ml_rag._file(_nearest[1]), '[^0-9]', '', 'g') = regexp_replace(ml_rag._file(_name), '[^0-9]', '', 'g'), false);
     -- without the name: warnings go into PostgreSQL's log, and questions do not
-    IF ml_rag._is_nearest(_name, _nearest) THEN
+    IF _is_meant THEN
       _question := replace(_question, _name, ml_rag._file(_nearest[1]));
     END IF;
     RAISE WARNING USING ERRCODE = '01000', MESSAGE = 'a file that the question names is not among the documents',
-      DETAIL = CASE WHEN ml_rag._is_nearest(_name, _nearest) THEN format('"%s" is searched in its place.', left(_nearest[1], 200))
+      DETAIL = CASE WHEN _is_meant THEN format('"%s" is searched in its place.', left(_nearest[1], 200))
         ELSE 'Documents are found by the names that the stores hold; nothing is left out for this one.' END,
       HINT = CASE WHEN cardinality(_nearest) > 0
         THEN format('Did you mean %s?', (SELECT string_agg(format('"%s"', left(n, 200)), ' or ') FROM unnest(_nearest) AS n))
@@ -185,9 +148,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._warn_of_unknown_names(stores ml_rag.store[], options jsonb, hits ml_rag.hit[]) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: a name of option document_name that is none of a document; of the first ones also those it may have been meant for
 -- Looked for only where no hit is of that name: to look takes longer than the search.
 DECLARE

@@ -2,17 +2,15 @@
 
 CREATE FUNCTION ml_rag._embed(texts text[], model_id text, input_type text, truncate boolean DEFAULT true,
   OUT vectors @vector@.vector[], OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 @BACKEND@
 return backend.embed(plpy, texts, model_id, input_type, truncate)
 $$;
 
-CREATE FUNCTION ml_rag._embed_queries(texts text[], model_id text, otherwise text DEFAULT NULL) RETURNS @vector@.vector[]
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+CREATE FUNCTION ml_rag._embed_texts(
+  texts text[], model_id text, input_type text DEFAULT 'query', truncate boolean DEFAULT true, otherwise text DEFAULT NULL
+) RETURNS @vector@.vector[]
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: texts to their vectors, in one request; otherwise: a hint of what can be done without a model
 DECLARE
   _embedded record;
@@ -21,7 +19,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the text to embed is empty';
   END IF;
   BEGIN
-    _embedded := ml_rag._embed(texts, coalesce(model_id, ml_rag._get_setting('embed_model_id')), 'query');
+    _embedded := ml_rag._embed(texts, coalesce(model_id, ml_rag._get_setting('embed_model_id')), input_type, truncate);
   EXCEPTION WHEN data_exception THEN
     -- numbers that are none: the backend hands them on as text, and pgvector is the first to read them
     RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'unexpected reply from the model server',
@@ -37,28 +35,10 @@ $$;
 
 CREATE FUNCTION ml_rag.embed(query text, model_id text DEFAULT NULL, input_type text DEFAULT 'query',
   truncate boolean DEFAULT true) RETURNS @vector@.vector
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the stage: one text to its vector
-DECLARE
-  _embedded record;
 BEGIN
-  IF coalesce(query, '') !~ '\S' THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the text to embed is empty';
-  END IF;
-  BEGIN
-    _embedded := ml_rag._embed(ARRAY[query], coalesce(embed.model_id, ml_rag._get_setting('embed_model_id')),
-      embed.input_type, embed.truncate);
-  EXCEPTION WHEN data_exception THEN
-    -- numbers that are none: the backend hands them on as text, and pgvector is the first to read them
-    RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'unexpected reply from the model server',
-      DETAIL = left(SQLERRM, 200);
-  END;
-  IF _embedded.error IS NOT NULL THEN
-    PERFORM ml_rag._raise(_embedded.error);
-  END IF;
-  RETURN _embedded.vectors[1];
+  RETURN (ml_rag._embed_texts(ARRAY[query], model_id, input_type, truncate))[1];
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
 @RAISE@
 END
@@ -70,9 +50,7 @@ truncate false: it is an error.
 Errors: 22023 empty text, text too long, unknown model or model of another task; 55000; 08006; 53300; 38000.$$;
 
 CREATE FUNCTION ml_rag._vector(value jsonb) RETURNS @vector@.vector
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: option query_embedding, an array or the text form of a vector, as a vector
 BEGIN
   RETURN ($1 #>> '{}')::@vector@.vector;
@@ -84,9 +62,7 @@ END
 $$;
 
 CREATE FUNCTION @extschema@.ml_embed_row(text text, options jsonb DEFAULT NULL) RETURNS @vector@.vector
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: ml_rag.embed under the name and with the options of the public routines
 DECLARE
   _call integer;

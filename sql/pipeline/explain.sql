@@ -1,9 +1,7 @@
 -- explain: option explain of ml_rag: how an answer came about, of what the caller may see.
 
 CREATE FUNCTION ml_rag._milliseconds(since timestamptz, until timestamptz DEFAULT clock_timestamp()) RETURNS float8
-LANGUAGE plpgsql VOLATILE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL SAFE AS $$
 -- purpose: time between, to the microsecond
 BEGIN
   RETURN round(extract(epoch FROM until - since) * 1000, 3)::float8;
@@ -11,9 +9,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._without_embedding(store ml_rag.store) RETURNS bigint
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: how many rows with a text a search by meaning cannot find, of those that the caller sees; null if there can be
 -- none  Reads: the store, as the caller
 DECLARE
@@ -32,9 +28,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._explain_stores(options jsonb, stores ml_rag.store[], arms jsonb) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the stores that were searched, each with what its arms say (arms: {arm: {store: {…}}}), and those that were not, with
 -- the reason
 -- Those that nobody named are told of only where the caller may read their vectors: of others not even that they exist.
@@ -99,9 +93,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._stage_times(trace ml_rag.step[]) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: {stage: milliseconds} of a trace; a stage that ran several times has the sum
 BEGIN
   RETURN coalesce((
@@ -120,9 +112,7 @@ $$;
 
 CREATE FUNCTION ml_rag._explain(request ml_rag.request, retrieval ml_rag.retrieval, began timestamptz,
   tokens jsonb DEFAULT NULL) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the object that option explain adds to an answer; began: when the call did; tokens: of ml_rag._complete
 -- What is told of rows comes from hits, which are rows that the caller sees.
 DECLARE

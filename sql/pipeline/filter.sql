@@ -1,17 +1,7 @@
 -- filter: which rows of a store count at all: documents, conditions, keywords.
 
-CREATE TYPE ml_rag.row_filter AS (
-  condition text,   -- of ml_rag.filter
-  arguments text[],
-  row_keys tid[],    -- of the rows that pass, where they are few: see ml_rag._passing_rows
-  likely integer     -- so many of the best rows by words are read first, as enough probably pass; null = those that pass were counted
-);
-COMMENT ON TYPE ml_rag.row_filter IS 'the condition on the rows of a store, of ml_rag.filter; a null condition is not yet known';
-
 CREATE FUNCTION ml_rag._keyword_collation() RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the collation that keywords are looked up by, as SQL: the database's where it knows letters beyond ASCII
 -- (that of LC_CTYPE C does not), else Unicode's. Both are deterministic, which regular expressions need, as a column's
 -- own may not be.
@@ -23,9 +13,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._keyword_pattern(keywords text[], "collation" text) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: a regular expression that a text with one of the keywords matches: as whole words, in any case, with any
 -- white space where the keyword has some, accents composed or combining. collation: SQL, of ml_rag._keyword_collation.
 -- A keyword that begins or ends with a letter, a digit or _ must not have another one beside it; scripts written
@@ -69,9 +57,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._check_keywords(name text, keywords jsonb) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: what parse_options does not know about the two options of keywords
 -- The limits keep the regular expressions of a call within what a session keeps compiled (32).
 BEGIN
@@ -83,9 +69,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._metadata_types(store ml_rag.store, n integer) RETURNS TABLE (key text, type text)
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 20
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 20 AS $$
 -- purpose: the keys in the metadata of the first n rows and the JSON types of their values; of lists those of the elements
 -- No row if the metadata is not jsonb of a table.
 -- Reads: the store, as the caller
@@ -105,9 +89,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._nearest_key(keys text[], key text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the key that one that is not there may have been meant for; null = none is spelt almost so
 BEGIN
   RETURN (
@@ -118,9 +100,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._warn_of_unknown_keys(store ml_rag.store, filters jsonb) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: a misspelt key of the metadata, where nobody would notice: a condition that holds for rows without a value holds
 -- for all of them then. Other conditions return nothing then, and the mistake is noticed.
 -- Which keys there are only the rows know. A few are looked at, and a key that they lack is complained about only where
@@ -168,9 +148,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._passing_rows(store ml_rag.store, condition text, arguments text[]) RETURNS tid[]
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the row keys of the rows of an ordinary table that pass a filter; null where they are more than 10 000
 -- So few are best compared one by one: that is exact, and an approximate index has to go through as many times more rows as
 -- the filter leaves out.
@@ -187,42 +165,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._compared_rows(relation oid, n integer) RETURNS integer
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: up to how many rows that pass a filter are compared one by one for the n nearest of them, and not found by an approximate
--- index. Measured over 100 000 rows of 384 dimensions: comparing takes 4 us a row, and an index 31 us for each row that it goes past,
--- which are (n + 8) / (the share of rows that pass). Below that number an index would also miss some: 5 % of ten where 2 % pass.
--- Reads: pg_class
-BEGIN
-  RETURN (SELECT CASE WHEN c.reltuples > 0 THEN least(10000, sqrt(8 * (n + 8) * c.reltuples)) ELSE 10000 END
-          FROM pg_class AS c WHERE c.oid = relation);
-END
-$$;
-
-CREATE FUNCTION ml_rag._likely_rows(relation oid, n integer, passing double precision, are_counted boolean) RETURNS integer
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: among how many of the best rows by words there probably are n that pass a filter, with a reserve; null where it takes
--- less to look up all that pass. passing: how many of all rows do; are_counted: whether it is known which
--- Measured: 15 us for one of the best rows, 9 for one that passes, and to find those 0.5 for each row that is read. An index of the
--- filter's column finds them sooner: counted are at most 18 a row.
--- Reads: pg_class
-DECLARE
-  _all double precision := (SELECT c.reltuples FROM pg_class AS c WHERE c.oid = relation);
-  _rows double precision := 50 + (n + 3 * sqrt(n)) * _all / greatest(passing, 1);
-BEGIN
-  RETURN CASE WHEN _all > 0
-    AND 15 * _rows < 9 * passing + CASE WHEN are_counted THEN 0 ELSE least(0.5 * _all, 18 * passing) END THEN _rows END;
-END
-$$;
-
 CREATE FUNCTION ml_rag._estimated_rows(store ml_rag.store, condition text, arguments text[]) RETURNS double precision
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: how many rows of an ordinary table pass a filter, rather too few than too many; null where the table is so small that it
 -- takes less to look at all rows, or was never analyzed
 -- The planner knows nothing of the keys of a JSON column, and takes one row in 200, or in 3, for conditions on them. So 64 pages are
@@ -258,29 +202,15 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._filter_options() RETURNS text[]
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the options of ml_rag that leave rows out, all of which ml_rag.filter reads
 BEGIN
   RETURN '{document_name,exclude_document_name,filters,required_keywords,excluded_keywords}';
 END
 $$;
 
-CREATE FUNCTION ml_rag._is_filtered(options jsonb) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: whether options leave rows out; most calls do not, and need not ask store by store
-BEGIN
-  RETURN coalesce(options ?| ml_rag._filter_options(), false);
-END
-$$;
-
 CREATE FUNCTION ml_rag.filter(store ml_rag.store, options jsonb, parameter text DEFAULT '$3', OUT condition text, OUT arguments text[])
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the stage: the options that leave rows out, as a condition that stands before any limit
 -- Lists are slices of the parameter, which the planner folds to constants, so that an index serves them and postgres_fdw ships
 -- them.
@@ -337,50 +267,3 @@ that lack one of them are left out; excluded_keywords: those that have one. A ke
 whole words, in any case, with any white space between them, and in scripts without blanks anywhere.
 Errors: 22023, of ml_rag.condition; more than 20 keywords of one option, or one that is blank or has more than 200
 characters.$$;
-
-CREATE FUNCTION ml_rag._warn_of_filters(stores ml_rag.store[], options jsonb) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: say what a key of option filters may have been meant for, where stores have no such column or key  Reads: the stores
-DECLARE
-  _store ml_rag.store;
-BEGIN
-  IF options ? 'filters' THEN
-    PERFORM ml_rag._warn_of_unknown_columns(stores, options -> 'filters');
-    FOREACH _store IN ARRAY stores LOOP
-      PERFORM ml_rag._warn_of_unknown_keys(_store, options -> 'filters');
-    END LOOP;
-  END IF;
-END
-$$;
-
-CREATE FUNCTION ml_rag._row_filter(store ml_rag.store, options jsonb, stage text, candidates integer, is_estimated boolean)
-RETURNS ml_rag.row_filter
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the condition of the options on a store, and of an ordinary table which rows pass it where they are few. is_estimated:
--- whether how many pass may be guessed from a sample first  Reads: the store, as the caller
-DECLARE
-  _found record := ml_rag.filter(store, options);
-  _passing double precision;
-  _likely integer;
-  _row_keys tid[];
-BEGIN
-  IF store.is_table AND _found.condition <> '' AND stage <> 'read' THEN
-    IF is_estimated THEN
-      _passing := ml_rag._estimated_rows(store, _found.condition, _found.arguments);
-    END IF;
-    IF stage = 'keyword' THEN
-      _likely := ml_rag._likely_rows(store.relation, candidates, _passing, false);
-    END IF;
-    -- counted where few pass, or it is not known
-    IF _likely IS NULL
-      AND NOT coalesce(stage = 'search' AND _passing > ml_rag._compared_rows(store.relation, candidates), false) THEN
-      _row_keys := ml_rag._passing_rows(store, _found.condition, _found.arguments);
-    END IF;
-  END IF;
-  RETURN ROW(_found.condition, _found.arguments, _row_keys, _likely)::ml_rag.row_filter;
-END
-$$;

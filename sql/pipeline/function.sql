@@ -4,9 +4,7 @@
 -- that a policy or a filter leaves out have not been read by then, so no function sees them, whatever it costs and tells.
 
 CREATE FUNCTION ml_rag._find_function(option text, value jsonb, has_arguments boolean DEFAULT false, OUT name text, OUT form text)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: a function of the caller's by its name, "schema.function", and the signatures that an option takes
 -- (arm, rerank, split_by, metrics)
 -- name: as it is written into a statement. form: which signature it has: text or vector, texts or vectors (all of them at
@@ -104,9 +102,7 @@ CREATE FUNCTION ml_rag._call_function(
   name text, form text, query text, query_embedding @vector@.vector, texts text[], embeddings @vector@.vector[] DEFAULT NULL,
   metadata jsonb[] DEFAULT NULL, arguments jsonb DEFAULT NULL
 ) RETURNS double precision[]
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: what a function of the caller's says of each text or embedding, in their order; null, NaN and infinity as null
 -- name, form: of ml_rag._find_function  Errors: those of the function; 22023 an array of another shape or length
 DECLARE
@@ -136,9 +132,7 @@ CREATE FUNCTION ml_rag._try_function(
   name text, form text, query text, query_embedding @vector@.vector, texts text[], embeddings @vector@.vector[], arguments jsonb,
   OUT scores double precision[], OUT error jsonb
 )
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: ml_rag._call_function, and its error with the lines of the caller's functions that it came through as the detail
 DECLARE
   _detail text;

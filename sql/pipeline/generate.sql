@@ -1,43 +1,9 @@
 -- generate: prompt to text.
 
-CREATE FUNCTION ml_rag._row_stores(stores ml_rag.store[]) RETURNS text[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: which of the stores are of rows of tables with a vectorizer: their markers name columns  Reads: the catalog
-BEGIN
-  RETURN ARRAY(
-    SELECT s.vector_store FROM unnest(stores) AS s
-    JOIN pg_attribute AS a ON a.attrelid = s.relation AND a.attname = s.segment_embedding
-    CROSS JOIN col_description(a.attrelid, a.attnum) AS d (comment)
-    WHERE coalesce(ml_rag._marked_key(d.comment, 'KEY'), ml_rag._marked_key(d.comment, 'ROW')) IS NOT NULL
-    ORDER BY s.vector_store);
-END
-$$;
-
-CREATE FUNCTION ml_rag._prompt_metadata(hit ml_rag.hit, wanted jsonb, of_rows boolean) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: what of a hit's metadata stands in the prompt, as texts; null = nothing. wanted: option prompt.metadata
-BEGIN
-  IF NOT coalesce(wanted <> 'false', of_rows) OR jsonb_typeof(hit.metadata) IS DISTINCT FROM 'object' THEN
-    RETURN NULL;
-  END IF;
-  RETURN (
-    SELECT jsonb_object_agg(m.key, m.value) FROM jsonb_each_text(hit.metadata) AS m
-    WHERE m.value IS NOT NULL AND CASE jsonb_typeof(wanted) WHEN 'array' THEN wanted ? m.key
-      -- what a load notes for itself
-      ELSE m.key <> 'source' OR hit.metadata #> '{source,sha256}' IS NULL END);
-END
-$$;
-
 CREATE FUNCTION ml_rag._generate_text(prompt text, options jsonb, hits ml_rag.hit[], prompt_options jsonb,
   conversation jsonb DEFAULT NULL, abstain boolean DEFAULT false, row_stores text[] DEFAULT '{}',
   OUT text text, OUT prompt_tokens integer, OUT generated_tokens integer, OUT messages jsonb, OUT finish_reason text)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: ml_rag.generate, with how many tokens it took and why it ended; null if the model server does not say
 -- conversation: {"history", "history_tokens", "return_prompt", "embed_model", "known_cosines"}
 -- messages: the prompt, where return_prompt is true
@@ -47,6 +13,7 @@ DECLARE
   _options jsonb := ml_rag.parse_options('ml_generate', options);
   _model text := coalesce(_options ->> 'model_id', ml_rag._default_model());
   _prompt_options jsonb := ml_rag._parse_prompt_options(prompt_options);
+  _wanted jsonb := _prompt_options -> 'metadata';
   _documents jsonb;
   _answer jsonb;
 BEGIN
@@ -58,7 +25,11 @@ BEGIN
   INTO _documents
   FROM (
     SELECT coalesce(hits[i].document_name, hits[i].vector_store) AS document_name, hits[i].segment, i AS place,
-      ml_rag._prompt_metadata(hits[i], _prompt_options -> 'metadata', hits[i].vector_store = ANY (row_stores)) AS metadata
+      -- null = nothing of it; of a load not what it notes for itself
+      CASE WHEN jsonb_typeof(hits[i].metadata) = 'object' AND coalesce(_wanted <> 'false', hits[i].vector_store = ANY (row_stores)) THEN (
+        SELECT jsonb_object_agg(m.key, m.value) FROM jsonb_each_text(hits[i].metadata) AS m
+        WHERE m.value IS NOT NULL AND CASE jsonb_typeof(_wanted) WHEN 'array' THEN _wanted ? m.key
+          ELSE m.key <> 'source' OR hits[i].metadata #> '{source,sha256}' IS NULL END) END AS metadata
     FROM generate_subscripts(hits, 1) AS i
   ) AS h;
   IF _options ? 'context' THEN
@@ -97,9 +68,7 @@ $$;
 CREATE FUNCTION ml_rag.generate(
   prompt text, options jsonb DEFAULT NULL, hits ml_rag.hit[] DEFAULT NULL, prompt_options jsonb DEFAULT NULL
 ) RETURNS text
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the stage: the answer to a prompt, from the hits (best first) where there are any
 BEGIN
   RETURN (SELECT g.text FROM ml_rag._generate_text(prompt, options, hits, prompt_options) AS g);
@@ -116,9 +85,7 @@ removed from the text, unless options has a json_schema.
 Errors: as ml_generate.$$;
 
 CREATE FUNCTION @extschema@.ml_generate(prompt text, options jsonb DEFAULT NULL) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: ml_rag.generate as HeatWave's ML_GENERATE answers
 DECLARE
   _call integer := ml_rag._begin('ml_generate', 'generate');

@@ -1,9 +1,7 @@
 -- grounding: whether the sentences of an answer stand on the texts that it was made from.
 
 CREATE FUNCTION ml_rag._check_grounding(answer text, texts text[], options jsonb, question text DEFAULT '') RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the check of an answer by texts, as ml_check_grounding returns it, with the text that remains without unsupported claims;
 -- options are parsed ones; question: what the answer answers
 BEGIN
@@ -13,9 +11,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._ground(answer text, request ml_rag.request, hits ml_rag.hit[], OUT text text, OUT grounding jsonb)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: options grounding, min_support and remove_unsupported: what remains of an answer (null: it abstains) and its check
 DECLARE
   _options jsonb := ml_rag.parse_options('ml_check_grounding', request.options -> 'grounding');
@@ -49,9 +45,7 @@ END
 $$;
 
 CREATE FUNCTION @extschema@.ml_check_grounding(answer text, facts jsonb, options jsonb DEFAULT NULL) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: an answer and facts as JSON to what supports it
 DECLARE
   _call integer := ml_rag._begin('ml_check_grounding');

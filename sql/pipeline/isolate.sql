@@ -4,9 +4,7 @@
 -- warning.
 
 CREATE FUNCTION ml_rag._failure(store text, sqlstate text, message text, detail text, hint text) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the error of a store as ml_rag._raise and ml_rag._warn_of_failures take it
 BEGIN
   RETURN jsonb_strip_nulls(jsonb_build_object('store', store, 'sqlstate', sqlstate, 'message', left(message, 500),
@@ -15,9 +13,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._warn_of_failures(failures jsonb[]) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: say which stores were left out, and why. A failure may bring its own words: warning, skipped (the reason),
 -- warning_detail, warning_hint. Of many the last ones are named together.
 DECLARE
@@ -40,22 +36,5 @@ BEGIN
         || CASE WHEN cardinality(failures) > 2 * _most THEN ', ….' ELSE '.' END,
       HINT = 'Option "explain" says why of each; setting "searched_owners" leaves out those of some roles.';
   END IF;
-END
-$$;
-
-CREATE FUNCTION ml_rag._other_dimensions(store ml_rag.store, dimensions integer) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the failure of a store whose vectors cannot be compared with the query embedding
-BEGIN
-  RETURN ml_rag._failure(store.vector_store, '22000', 'the query embedding and the vector store differ in dimensions',
-      format('The query embedding has %s dimensions, %s.%I has %s.', dimensions,
-        store.vector_store, store.segment_embedding, store.dimensions),
-      'Name the store''s own model in "embed_model_id", or leave the store out with "exclude_vector_store".')
-    || jsonb_build_object(
-      'warning', format('"%s" has other dimensions than the query embedding; ignored', store.vector_store),
-      'skipped', format('It has %s dimensions, the query embedding %s.', store.dimensions, dimensions),
-      'warning_hint', 'Correct the model in its marker comment, or leave the store out with "exclude_vector_store".');
 END
 $$;

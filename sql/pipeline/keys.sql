@@ -4,9 +4,7 @@
 -- comment of that column. So it is dumped, renamed and dropped with the table, and only the owner can change it.
 
 CREATE FUNCTION ml_rag._metadata_keys(relation regclass, "column" name, OUT before text, OUT keys jsonb)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the described keys of a metadata column, {key: description}, and what else its comment says  Reads: the catalog
 DECLARE
   _comment text := (SELECT col_description(relation, a.attnum) FROM pg_attribute AS a
@@ -23,9 +21,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag.describe_filter(store regclass, key text, description text) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: what a column or a key of the metadata means, for the model; null removes it
 -- Writes: the comment of the column
 DECLARE
@@ -75,9 +71,7 @@ column it is COMMENT ON COLUMN; keys of the metadata are kept in the comment of 
 Errors: 22023 empty or long key, long description, a column of embeddings; 42703 neither such a column nor metadata; 42501.$$;
 
 CREATE FUNCTION ml_rag._filter_type(type oid, OUT kind text, OUT is_list boolean)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: what a model is told of a type: text, number, boolean, date or timestamp; null = it cannot be filtered by
 -- Reads: the catalog
 DECLARE
@@ -96,9 +90,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._filter_values(relation regclass, "column" name, type oid) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: values that a column of texts has, at most 20, where it has few; null where the caller may not know them
 -- pg_stats shows the statistics of a column to those who may read it, and to nobody under row-level security.
 -- Reads: the catalog, pg_stats
@@ -121,9 +113,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._can_be_asked_for(store ml_rag.store, attnum smallint, kind text) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether a condition can be about a column that nobody has described: numbers, booleans, dates, and texts of which the
 -- statistics say that they are short; but not keys, nor what the store is made of
 -- Reads: the catalog, pg_stats
@@ -142,9 +132,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._common_keys(store ml_rag.store) RETURNS SETOF text
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the keys that most rows have in their metadata, with values that are not objects, at most 20; of the first thousand rows.
 -- A store that the call does not name, and that cannot be read, is left to the search, which says so
 -- Reads: the store, as the caller
@@ -170,9 +158,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._filter_keys(stores ml_rag.store[], wanted jsonb) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: what the model may filter by, [{key, kind, is_list, description, values}], at most 60. wanted: true (what is described,
 -- and what a condition can be about), or an array of keys
 -- Reads: the catalog; the stores, as the caller
@@ -217,21 +203,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._filter_keys_used(filters jsonb) RETURNS text[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the columns and keys that conditions are on
-BEGIN
-  RETURN ARRAY(SELECT DISTINCT n.term ->> 'key'
-    FROM jsonb_path_query(ml_rag._filter_tree(filters), 'strict $.** ? (@.type() == "object" && exists (@.operator))') AS n (term)
-    ORDER BY 1);
-END
-$$;
-
 CREATE FUNCTION ml_rag._check_condition(stores ml_rag.store[], keys jsonb, condition jsonb, filters jsonb) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
 -- that a store lacks a key is told when the filter is used
 SET client_min_messages = 'error'
 AS $$
@@ -242,7 +215,9 @@ DECLARE
   _unknown text;
   _used text[];
 BEGIN
-  _used := ml_rag._filter_keys_used(condition);
+  _used := ARRAY(SELECT DISTINCT n.term ->> 'key'
+    FROM jsonb_path_query(ml_rag._filter_tree(condition), 'strict $.** ? (@.type() == "object" && exists (@.operator))') AS n (term)
+    ORDER BY 1);
   IF cardinality(_used) = 0 THEN
     RETURN 'It has no condition.';
   END IF;
@@ -258,9 +233,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._join_filters(callers jsonb, chosen jsonb) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the caller's filters and what a model has chosen, joined by AND; the caller's are no level deeper than they were
 BEGIN
   RETURN CASE WHEN chosen IS NULL THEN callers WHEN callers IS NULL THEN jsonb_build_object('and', jsonb_build_array(chosen))
@@ -269,9 +242,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._checked_filters(stores ml_rag.store[], keys jsonb, filters jsonb, callers jsonb) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: what a model has chosen, an array of conditions that all must hold, without those that do not check, and of at most
 -- 50; null = nothing is left. callers: the filters of the call. What is dropped is warned of, without the model's words
 DECLARE

@@ -14,9 +14,7 @@ $$options of ml_rag by name: {"preset": "handbook"} in a call
 Made by ml_rag.create_preset, deleted by ml_rag.drop_preset. A preset carries options only, never rights.$$;
 
 CREATE FUNCTION ml_rag._fits_arms(hybrid_options jsonb) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: whether hybrid_options say no more than how arms are fused, which can stand beside option arms
 BEGIN
   RETURN jsonb_typeof(hybrid_options) IS DISTINCT FROM 'object' OR jsonb_strip_nulls(hybrid_options) - '{fusion,rrf_k}'::text[] = '{}';
@@ -24,9 +22,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._lay_over(lower jsonb, higher jsonb) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the options of a higher level over those of a lower one; objects key by key
 DECLARE
   _arms CONSTANT text[] := '{semantic_search,keyword_search}';
@@ -50,9 +46,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._options_of_setting(name text, value text) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the options that a setting holds as text
 DECLARE
   _options jsonb;
@@ -72,9 +66,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._levels(options jsonb) RETURNS TABLE (level text, given jsonb)
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 3
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 3 AS $$
 -- purpose: what is laid under the options of a call, lowest first: the database's, the role's or session's, a preset's
 -- Reads: ml_rag.setting_value, ml_rag.preset
 DECLARE
@@ -103,9 +95,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._layered(options jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the options of a call laid over the levels below; as they are if there are none. Done twice it changes nothing
 -- Reads: ml_rag.setting_value
 DECLARE

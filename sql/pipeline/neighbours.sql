@@ -1,9 +1,7 @@
 -- neighbours: the segments beside those that were found, and their texts as one.
 
 CREATE FUNCTION ml_rag._join_segments(a text, b text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE STRICT
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE STRICT SET search_path FROM CURRENT AS $$
 -- purpose: two consecutive segments as one text, what the end of a and the start of b share written once
 -- A table that goes on in b has its header there again, which is left out. The shared run must consist of whole words:
 -- "… cat" and "table" share a letter and no text. Candidates are the places in a where the first word of b (at most 32

@@ -13,9 +13,7 @@ CREATE TYPE ml_rag._node_group AS (
 );
 
 CREATE FUNCTION ml_rag._node_groups(store oid) RETURNS SETOF ml_rag._node_group
-LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 2
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 2 AS $$
 -- purpose: the node groups of a store, in the order in which they were made
 -- A table of another owner than the store's is none: whoever reads the store trusts that one. Nor is one whose comment is no
 -- object, or longer than one that ml_rag has written: anybody may write a comment of 1 GB.  Reads: the catalog
@@ -50,9 +48,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._node_tables(store oid) RETURNS oid[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: a store and its node groups, each with its parts: what is read where one of these is searched or filled
 -- Reads: the catalog
 BEGIN
@@ -61,9 +57,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._nodes(store ml_rag.store, arm ml_rag.arm) RETURNS ml_rag.store
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the node group that an arm searches, in the form of a store; null where the store has none that the arm can search:
 -- none of the name, without embeddings, or one that the caller may not read
 -- Reads: the catalog
@@ -97,9 +91,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._same_key(a text, key name[], b text, other_key name[]) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: SQL of: the key of alias a is that of alias b
 BEGIN
   RETURN (SELECT string_agg(format('%s.%I = %s.%I', a, k, b, o), ' AND ' ORDER BY place)
@@ -107,10 +99,9 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._node_filter(store ml_rag.store, node_group ml_rag._node_group, filter ml_rag.row_filter) RETURNS ml_rag.row_filter
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+CREATE FUNCTION ml_rag._node_filter(store ml_rag.store, node_group ml_rag._node_group, INOUT condition text,
+  INOUT row_keys tid[])
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: a filter of a store as one of the nodes of its segments: of a document's nodes, where one of its segments passes
 -- Reads: the store and the node group, as the caller
 DECLARE
@@ -123,23 +114,20 @@ DECLARE
     CASE WHEN _document IS NOT NULL THEN format('t.%I IN (SELECT t.%1$I FROM ', _document) || _store || ' AS t WHERE ' END);
   _after text := CASE WHEN _document IS NULL THEN '' ELSE ')' END;
 BEGIN
-  IF filter.condition = '' THEN
-    RETURN filter;
+  IF condition = '' THEN
+    RETURN;
   END IF;
-  IF filter.row_keys IS NOT NULL THEN
+  IF row_keys IS NOT NULL THEN
     EXECUTE concat('SELECT coalesce(array_agg(t.ctid), ''{}'') FROM ', ml_rag._relation_name(node_group.relation),
       ' AS t WHERE t.node_number > 0 AND (', _own, ') IN (', _before, 't.ctid = ANY ($1)', _after, ')')
-    INTO filter.row_keys USING filter.row_keys;
+    INTO row_keys USING row_keys;
   END IF;
-  filter.condition := concat(' AND (', _own, ') IN (', _before, 'true', filter.condition, _after, ')');
-  RETURN filter;
+  condition := concat(' AND (', _own, ') IN (', _before, 'true', condition, _after, ')');
 END
 $$;
 
 CREATE FUNCTION ml_rag._known_cosines(request ml_rag.request, stores ml_rag.store[], hits ml_rag.hit[]) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: {"vector": of the question, "cosines": {sentence: its cosine}} of the sentences of the hits that node groups keep with
 -- vectors of the first store's model; null = there are none, or the search has no vector of the question itself
 -- Reads: the stores and node groups, as the caller
@@ -189,35 +177,5 @@ BEGIN
     _cosines := _cosines || coalesce(_found, '{}');
   END LOOP;
   RETURN CASE WHEN _cosines <> '{}' THEN jsonb_build_object('vector', _question::text::jsonb, 'cosines', _cosines) END;
-END
-$$;
-
-CREATE FUNCTION ml_rag._warn_of_no_part(stores ml_rag.store[], arm ml_rag.arm, is_all boolean) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: say once which stores an arm left out for want of its node group or embedding; if that is all of them, an error
-DECLARE
-  _names text := (SELECT string_agg(s.vector_store, ', ') FROM unnest(stores[1:20]) AS s);
-  _what text := CASE WHEN arm.node_group IS NULL THEN format('embedding "%s"', left(arm.embedding, 100))
-    ELSE format('node group "%s"', left(arm.node_group, 100)) END;
-  -- names that ml_rag.create_node_group takes
-  _can_be boolean := arm.node_group ~ '^[[:alpha:]_][[:alnum:]_-]*$' AND octet_length(arm.node_group) <= 40
-    AND arm.node_group <> 'document';
-  _hint text := CASE WHEN arm.node_group IS NULL
-    THEN format('CALL ml_rag.add_embedding(%L, %L, ''{"embed_model_id": …}'') makes one.', (stores[1]).vector_store, arm.embedding)
-    ELSE format('%sCALL ml_rag.create_node_group(%L, %L, ''{"transform": …}'') makes one; it must have %s, '
-      'and the caller SELECT on it.', CASE WHEN NOT _can_be THEN 'A node group cannot have that name. ' END,
-      (stores[1]).vector_store, CASE WHEN _can_be THEN arm.node_group ELSE 'sentences' END,
-      CASE arm.search WHEN 'keyword' THEN '"keyword_search": true' ELSE '"embed": true' END) END;
-BEGIN
-  IF is_all THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('no vector store has %s %s to search',
-        CASE WHEN arm.node_group IS NULL THEN 'an' ELSE 'a' END, _what),
-      DETAIL = format('Stores: %s.', _names), HINT = _hint;
-  END IF;
-  RAISE WARNING USING ERRCODE = '01000',
-    MESSAGE = format('%s vector stores have no %s to search; left out', cardinality(stores), _what),
-    DETAIL = format('Left out: %s.', _names), HINT = _hint;
 END
 $$;

@@ -1,9 +1,7 @@
 -- quantization: indexes of smaller vectors than the column holds, halves or one bit a number, and what a search asks of an index.
 
 CREATE FUNCTION ml_rag._quantized(embedding text, dimensions integer, quantization text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the smaller vector of an embedding, an SQL expression; quantization: halfvec or binary
 BEGIN
   RETURN format(CASE quantization WHEN 'halfvec' THEN '%1$s::@vector@.halfvec(%2$s)' ELSE '@vector@.binary_quantize(%1$s)::bit(%2$s)' END,
@@ -12,9 +10,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._quantization(store ml_rag.store, distance_metric text) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: halfvec or binary where only an index of such vectors serves that metric; else null, and with shards, which have
 -- indexes of their own
 -- The order by signs is about that by angle: binary serves the metrics of similarity, not those of length.
@@ -49,9 +45,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._ef_search(relation oid) RETURNS integer
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: how many candidates an HNSW index keeps while it searches: what the caller has set; where that is pgvector's default
 -- of 40, 200 for large tables: with 40, of the ten nearest segments of 100 000 it misses two, and of 5 000 none. Each partition has
 -- an index of its own  Reads: pg_class
@@ -68,9 +62,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._analyzed_rows(relation oid) RETURNS bigint
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: how many rows a relation and its partitions had when they were last analyzed  Reads: pg_class
 BEGIN
   RETURN (SELECT coalesce(sum(greatest(c.reltuples, 0)), 0) FROM unnest(ml_rag._parts(relation)) AS p (oid)
@@ -80,7 +72,6 @@ $$;
 
 CREATE FUNCTION ml_rag._may_fall_short(relation regclass) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
 -- a plan for one table looks cheaper than the generic one, which takes less time than planning; of a few hundred indexes the
 -- planner would read all
 SET plan_cache_mode = force_generic_plan

@@ -1,9 +1,7 @@
 -- rag: the public routines: all stages in order.
 
 CREATE FUNCTION ml_rag._not_found(options jsonb, stores ml_rag.store[], skipped integer) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the error that says that no arm has found anything; skipped: how many of the stores were left out
 -- Reads: the metadata of some rows of the stores, as the caller
 DECLARE
@@ -12,7 +10,7 @@ DECLARE
   _nearest_key text;
   _other_type text;
   _nearest text;
-  _is_filtered boolean := ml_rag._is_filtered(options);
+  _is_filtered boolean := coalesce(options ?| ml_rag._filter_options(), false);
   _is_semantic boolean := (options -> 'semantic_search')::boolean;
   _is_by_function boolean := options @> '{"arms": [{"search": "function"}]}';
 BEGIN
@@ -66,9 +64,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._with_left_out(error jsonb, options jsonb) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: an error that says that nothing was found, and which stores of a call that names none were left out
 DECLARE
   _left record := ml_rag._left_out(options);
@@ -80,9 +76,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._no_store(options jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the error that says that discovery has found nothing, with the stores that it left out and why
 DECLARE
   _left record := ml_rag._left_out(options);
@@ -100,27 +94,12 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._hint_of_words(options jsonb) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: how a hybrid call goes without a model
-BEGIN
-  RETURN concat_ws(', ', 'Words are searched without a model: ' || CASE WHEN options ? 'arms' THEN 'with arms that search by words only'
-      ELSE 'with {"semantic_search": false, "keyword_search": true}' END,
-    CASE WHEN options -> 'retrieval_options' ?| '{max_distance,percentage_distance}' THEN 'without "abstain" and limits on distances' END,
-    'with "skip_generate": true or by ml_rag_search.');
-END
-$$;
-
 CREATE FUNCTION ml_rag._embed_means(texts jsonb, model_id text, otherwise text) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: of each array of texts the mean of their vectors, as text, in one request; otherwise: what can be done without a model
 DECLARE
   _all text[] := ARRAY(SELECT DISTINCT t FROM jsonb_array_elements(texts) AS g CROSS JOIN jsonb_array_elements_text(g) AS t ORDER BY 1);
-  _vectors @vector@.vector[] := ml_rag._embed_queries(_all, model_id, otherwise);
+  _vectors @vector@.vector[] := ml_rag._embed_texts(_all, model_id, otherwise => otherwise);
 BEGIN
   RETURN (
     SELECT jsonb_agg((SELECT @vector@.avg(_vectors[array_position(_all, t)])::text FROM jsonb_array_elements_text(g.texts) AS t)
@@ -129,39 +108,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._rewrite_request(INOUT request ml_rag.request, stores ml_rag.store[])
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the stage rewrite: the request with what is searched with
-DECLARE
-  _options jsonb := request.options -> 'query_options';
-  _rewritten ml_rag.rewritten;
-BEGIN
-  IF ml_rag._asked_of_model(_options) <> '{}' THEN
-    PERFORM ml_rag._stage(request.call, 'rewrite', coalesce(_options ->> 'model_id',
-      ml_rag._get_setting('query_model_id'), ml_rag._default_model()));
-  END IF;
-  _rewritten := ml_rag._rewrite(request.question, _options, stores, request.options);
-  request.rewritten := _rewritten;
-  request.question := coalesce(_rewritten.question, request.question);
-  IF _rewritten.document_names IS NOT NULL THEN
-    request.options := request.options || jsonb_build_object('document_name', _rewritten.document_names);
-  END IF;
-  IF _rewritten.filters IS NOT NULL THEN
-    request.options := request.options || jsonb_build_object('filters',
-      ml_rag._join_filters(request.options -> 'filters', _rewritten.filters));
-  END IF;
-  request.arms := ml_rag._rewritten_arms(request.arms, request.question, _rewritten);
-  -- told anew: the stage that follows begins by itself only where none was told
-  PERFORM ml_rag._stage(request.call, 'discover');
-END
-$$;
-
 CREATE FUNCTION ml_rag._retrieve(INOUT request ml_rag.request, told text DEFAULT '', OUT retrieval ml_rag.retrieval)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: question to citations. That nothing was found is not raised but stands in "missing": an answer can abstain.
 -- request comes back with what was searched with. told: all = with what each arm has found
 DECLARE
@@ -173,35 +121,9 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._explained_missing(request ml_rag.request, retrieval ml_rag.retrieval, began timestamptz) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the error that says that nothing was found; with option explain the last line of its detail is the explanation
--- Without what was searched with: PostgreSQL writes details into its log.
-DECLARE
-  _missing jsonb := ml_rag._with_left_out(retrieval.missing, request.options);
-  _explained jsonb;
-BEGIN
-  IF NOT request.explain THEN
-    RETURN _missing;
-  END IF;
-  _explained := ml_rag._explain(request, retrieval, began) - '{query,statement,options}'::text[];
-  _explained := _explained || jsonb_build_object('stores', (
-    SELECT coalesce(jsonb_agg((
-      SELECT jsonb_object_agg(f.key, CASE WHEN jsonb_typeof(f.value) = 'object' THEN f.value - 'words' ELSE f.value END)
-      FROM jsonb_each(s.store) AS f) ORDER BY s.place), '[]')
-    FROM jsonb_array_elements(_explained -> 'stores') WITH ORDINALITY AS s (store, place)));
-  RETURN _missing || jsonb_build_object('detail', concat_ws(E'\n', _missing ->> 'detail',
-    'explain: ' || _explained::text));
-END
-$$;
-
 CREATE FUNCTION ml_rag._complete(request ml_rag.request, INOUT retrieval ml_rag.retrieval, OUT text text, OUT tokens jsonb,
   OUT messages jsonb, OUT finish_reason text, OUT grounding jsonb)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the text of an answer: generated from the hits, or the abstain text; tokens: how many it took; finish_reason: why it
 -- ended; messages: the prompt, where option return_prompt is there; grounding: the check of the text, where options ask for one.
 -- Raised is that nothing was found where the call does not abstain
@@ -239,7 +161,10 @@ BEGIN
         || CASE WHEN (request.rewritten).question IS NULL OR (request.rewritten).asked IS NOT NULL THEN jsonb_build_object(
           'history', request.options #> '{query_options,history}',
           'history_tokens', request.options #> '{query_options,history_tokens}') ELSE '{}' END),
-      (request.options -> 'abstain')::boolean, ml_rag._row_stores(retrieval.stores));
+      (request.options -> 'abstain')::boolean, ARRAY(
+        -- those of rows of tables with a vectorizer: their markers name columns
+        SELECT s.vector_store FROM unnest(retrieval.stores) AS s CROSS JOIN ml_rag._embedding_comment(s) AS d (comment)
+        WHERE coalesce(ml_rag._marked_key(d.comment, 'KEY'), ml_rag._marked_key(d.comment, 'ROW')) IS NOT NULL ORDER BY 1));
     messages := _generated.messages;
   END IF;
   text := _generated.text;
@@ -260,9 +185,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._citations(hits ml_rag.hit[], fields jsonb, question text) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the citations of an answer document, best first; fields: option citation_fields, the keys that each has besides
 DECLARE
   _citations jsonb;
@@ -299,9 +222,7 @@ CREATE FUNCTION @extschema@.ml_rag_search(query text, options jsonb DEFAULT NULL
 RETURNS TABLE (rank integer, vector_store text, document_name text, document_id bigint, segment_number integer,
                segment text, distance numeric, metadata jsonb, keyword_score double precision,
                score double precision, rerank_score double precision)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
 -- purpose: the citations of ml_rag as rows
 DECLARE
   _call integer := ml_rag._begin_question('ml_rag_search');
@@ -347,15 +268,15 @@ detail of a notice. Errors: as ml_rag.$$;
 
 CREATE FUNCTION ml_rag._answer(query text, options jsonb, call integer, began timestamptz, OUT answer jsonb,
   OUT question text, OUT trace ml_rag.step[])
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: question to answer document, and the question as it was searched with; options are parsed ones
 DECLARE
   _found record;
   _request ml_rag.request;
   _retrieval ml_rag.retrieval;
   _skip_generate boolean;
+  _missing jsonb;
+  _explained jsonb;
   _completed record;
   _tokens jsonb;
   _grounding jsonb;
@@ -365,7 +286,18 @@ BEGIN
   _retrieval := _found.retrieval;
   _skip_generate := (_request.options -> 'skip_generate')::boolean;
   IF _retrieval.missing IS NOT NULL AND (_skip_generate OR NOT (_request.options -> 'abstain')::boolean) THEN
-    PERFORM ml_rag._raise(ml_rag._explained_missing(_request, _retrieval, $4));
+    _missing := ml_rag._with_left_out(_retrieval.missing, _request.options);
+    IF _request.explain THEN
+      -- as the last line of the detail; without what was searched with: PostgreSQL writes details into its log
+      _explained := ml_rag._explain(_request, _retrieval, $4) - '{query,statement,options}'::text[];
+      _missing := _missing || jsonb_build_object('detail', concat_ws(E'\n', _missing ->> 'detail', 'explain: '
+        || (_explained || jsonb_build_object('stores', (
+          SELECT coalesce(jsonb_agg((
+            SELECT jsonb_object_agg(f.key, CASE WHEN jsonb_typeof(f.value) = 'object' THEN f.value - 'words' ELSE f.value END)
+            FROM jsonb_each(s.store) AS f) ORDER BY s.place), '[]')
+          FROM jsonb_array_elements(_explained -> 'stores') WITH ORDINALITY AS s (store, place))))::text));
+    END IF;
+    PERFORM ml_rag._raise(_missing);
   END IF;
   IF NOT _skip_generate THEN
     _completed := ml_rag._complete(_request, _retrieval);
@@ -402,9 +334,7 @@ END
 $$;
 
 CREATE FUNCTION @extschema@.ml_rag_answer(query text, options jsonb DEFAULT NULL) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: question to answer document
 DECLARE
   _call integer := ml_rag._begin_question('ml_rag');
@@ -440,9 +370,7 @@ Errors: 22023 bad option; 22000 different dimensions; P0002 no vector store, or,
 its queue is full; 57014 cancelled; 38000 the model failed.$$;
 
 CREATE FUNCTION ml_rag._answer_to_stream(query text, options jsonb DEFAULT NULL) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the answer document; where its text can come in pieces, that is empty, and "prompt" has what is to be sent for it to
 -- /v1/chat/completions of the model server ("completion") and where that is ("server")
 DECLARE
@@ -478,9 +406,7 @@ options: {"n_citations": 5, "retrieval_options": {"max_distance": "auto"}, …};
 SELECT * FROM ml_rag.option. output: the answer document, see ml_rag_answer. Errors: see ml_rag_answer.$$;
 
 CREATE FUNCTION @extschema@.ml_rag_show(query text, options jsonb DEFAULT NULL) RETURNS TABLE (answer text)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
 -- purpose: the answer document as lines to read: the text, then of each citation its document and its best passage
 DECLARE
   _document jsonb;

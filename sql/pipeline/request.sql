@@ -1,35 +1,15 @@
 -- request: the options of ml_rag, checked, with those of its stages, as the one record that all stages read.
 
-CREATE FUNCTION ml_rag._parse_function_arm(arm jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: of an arm with a function what parse_options does not know: {"function" (as it is written into a statement), "form",
--- "descending"}
-DECLARE
-  _found record := ml_rag._find_function('arm', arm -> 'function', arm ? 'arguments');
-  _descending boolean := coalesce((arm -> 'descending')::boolean, true);
-  _limit text := CASE WHEN _descending THEN 'max_distance' ELSE 'min_score' END;
-BEGIN
-  IF arm ? _limit THEN
-    PERFORM ml_rag._bad_option(_limit, arm -> _limit, format('none where "descending" is %s', _descending),
-      format('Use "%s".', CASE WHEN _descending THEN 'min_score' ELSE 'max_distance' END));
-  ELSIF arm ? 'query_embedding' AND _found.form NOT LIKE 'vector%' THEN
-    PERFORM ml_rag._bad_option('query_embedding', arm -> 'query_embedding', 'none in an arm whose function takes texts');
-  END IF;
-  RETURN jsonb_build_object('function', _found.name, 'form', _found.form, 'descending', _descending);
-END
-$$;
-
 CREATE FUNCTION ml_rag._parse_arms(arms jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: option arms, each arm checked and with its defaults
 DECLARE
   _given jsonb;
   _arm jsonb;
   _parsed jsonb := '[]';
+  _found record;
+  _descending boolean;
+  _limit text;
 BEGIN
   IF jsonb_array_length(arms) NOT BETWEEN 1 AND 16 THEN
     PERFORM ml_rag._bad_option('arms', arms, 'an array of 1 to 16 objects');
@@ -53,7 +33,17 @@ BEGIN
       FROM jsonb_each(_arm) AS o
       WHERE o.key = ANY (ml_rag._arm_options(NULL)) AND o.key <> ALL (ml_rag._arm_options(_arm ->> 'search'));
     IF _arm ->> 'search' = 'function' THEN
-      _arm := _arm || ml_rag._parse_function_arm(_arm);
+      _found := ml_rag._find_function('arm', _arm -> 'function', _arm ? 'arguments');
+      _descending := coalesce((_arm -> 'descending')::boolean, true);
+      _limit := CASE WHEN _descending THEN 'max_distance' ELSE 'min_score' END;
+      IF _arm ? _limit THEN
+        PERFORM ml_rag._bad_option(_limit, _arm -> _limit, format('none where "descending" is %s', _descending),
+          format('Use "%s".', CASE WHEN _descending THEN 'min_score' ELSE 'max_distance' END));
+      ELSIF _arm ? 'query_embedding' AND _found.form NOT LIKE 'vector%' THEN
+        PERFORM ml_rag._bad_option('query_embedding', _arm -> 'query_embedding', 'none in an arm whose function takes texts');
+      END IF;
+      -- the function as it is written into a statement
+      _arm := _arm || jsonb_build_object('function', _found.name, 'form', _found.form, 'descending', _descending);
     ELSIF _arm ->> 'search' = 'keyword' AND (_arm ->> 'min_score')::numeric < 0 THEN
       PERFORM ml_rag._bad_option('min_score', _arm -> 'min_score', 'a number from 0 in a keyword arm');
     END IF;
@@ -76,9 +66,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._parse_prompt_options(options jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: option prompt, checked and with its defaults
 DECLARE
   _parsed jsonb := ml_rag.parse_options('prompt', options);
@@ -92,9 +80,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._check_rag_options(options jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the options of ml_rag, and the objects inside that have options of their own, checked and with their defaults
 DECLARE
   _parsed jsonb := ml_rag.parse_options('ml_rag', $1);
@@ -135,7 +121,11 @@ BEGIN
     _parsed := jsonb_set(_parsed, '{query_options}', ml_rag._parse_query_options(_parsed -> 'query_options'));
   END IF;
   IF _parsed ? 'arms' THEN
-    PERFORM ml_rag._check_query_keys(_parsed -> 'arms', coalesce(_parsed -> 'query_options', '{}'));
+    PERFORM ml_rag._bad_option('query', a -> 'query', 'what query_options asks for', format('Such as "query_options": {"%s": %s}.',
+      a ->> 'query', CASE a ->> 'query' WHEN 'sub_questions' THEN '3' ELSE 'true' END))
+    FROM jsonb_array_elements(_parsed -> 'arms') AS a
+    WHERE jsonb_typeof(a -> 'query') = 'string' AND a ->> 'query' <> 'question'
+      AND NOT coalesce(_parsed -> 'query_options', '{}') ? (a ->> 'query');
   END IF;
   IF _parsed ? 'citation_fields' THEN
     PERFORM ml_rag._check_citation_fields(_parsed -> 'citation_fields');
@@ -178,9 +168,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._parse_rag_options(options jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the options of a call over those of the levels below, checked and with their defaults; with option explain also
 -- option_levels: where each came from. An error says which level it comes from
 DECLARE
@@ -224,9 +212,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._check_citation_fields(fields jsonb) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: what parse_options does not know about option citation_fields
 DECLARE
   _known CONSTANT text[] := '{document_id,segment_number,vector_store,metadata,score,keyword_score,rerank_score,rank,'
@@ -245,27 +231,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._check_query_keys(arms jsonb, query_options jsonb) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: stop arms that search with what query_options does not ask for
-DECLARE
-  _key text;
-BEGIN
-  FOR _key IN SELECT a ->> 'query' FROM jsonb_array_elements(arms) AS a WHERE jsonb_typeof(a -> 'query') = 'string' LOOP
-    IF _key <> 'question' AND NOT query_options ? _key THEN
-      PERFORM ml_rag._bad_option('query', to_jsonb(_key), 'what query_options asks for',
-        format('Such as "query_options": {"%s": %s}.', _key, CASE _key WHEN 'sub_questions' THEN '3' ELSE 'true' END));
-    END IF;
-  END LOOP;
-END
-$$;
-
 CREATE FUNCTION ml_rag._arms(options jsonb, at_least integer, OUT arms ml_rag.arm[])
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the arms of a call: those of option arms, else one or two that semantic_search and keyword_search stand for.
 -- Each brings at least so many candidates as at_least says. options are parsed ones
 DECLARE
@@ -320,9 +287,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._request(question text, options jsonb, call integer DEFAULT NULL, OUT request ml_rag.request)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: what is asked, once and for all stages; options are parsed ones, call is what ml_rag._begin has returned
 DECLARE
   _retrieval jsonb := options -> 'retrieval_options';

@@ -2,7 +2,6 @@
 
 CREATE FUNCTION ml_rag._word_scores(query text, texts text[], configuration regconfig) RETURNS double precision[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
 -- what takes microseconds is not worth a second of compiling, which the guessed number of words would bring about
 SET jit = off
 AS $$
@@ -47,9 +46,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._similarities(query text, texts text[]) RETURNS double precision[]
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: cosine of each text with the query by the default embedding model, those below 0 as 0
 DECLARE
   _model_id text := ml_rag._get_setting('embed_model_id');
@@ -75,9 +72,7 @@ $$;
 
 CREATE FUNCTION ml_rag._hybrid_scores(query text, texts text[], configuration regconfig, similarities double precision[] DEFAULT NULL)
 RETURNS double precision[]
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: what the ranking model "hybrid" says: 0.7 of the similarity and 0.3 of the words the text shares
 -- The weight is measured: 0.65 and 0.7 were the best of 0 … 1 together on English and Chinese questions, see
 -- docs/ranking.md. similarities: where they are known; null = the texts are embedded. A query without words (nothing but stop
@@ -101,9 +96,7 @@ $$;
 CREATE FUNCTION ml_rag._relevance(
   query text, texts text[], model_id text, configuration regconfig DEFAULT NULL
 ) RETURNS double precision[]
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: how relevant each text is to the query, 0-1, in the order of the texts; model_id: a cross-encoder, or hybrid
 DECLARE
   _scores double precision[];
@@ -132,9 +125,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._scores_of_search(query text, hits ml_rag.hit[], known text) RETURNS double precision[]
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: what the ranking model "hybrid" says of hits whose stored vectors a search has compared; a hit without a vector by its
 -- words. known: fused, by meaning and words, which is all that this model knows; else how a distance becomes a similarity
 DECLARE
@@ -159,9 +150,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._rerank(query text, hits ml_rag.hit[], options jsonb, known text DEFAULT NULL) RETURNS SETOF ml_rag.hit
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10 AS $$
 -- purpose: the hits in the order of their relevance to the query; equals stay in the order they came in. known: what a search knows
 -- of them, see ml_rag._scores_of_search; null = nothing
 DECLARE
@@ -200,9 +189,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag.rerank(query text, hits ml_rag.hit[], options jsonb DEFAULT NULL) RETURNS SETOF ml_rag.hit
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
 -- purpose: the stage, where it is called by itself
 BEGIN
   RETURN QUERY SELECT * FROM ml_rag._rerank(query, hits, options);

@@ -3,27 +3,8 @@
 -- One call to a generation model brings all that it asks for, as one JSON document (backend/rewrite.py). Each text of it is
 -- searched with by arms: a part of the search, which has its share of the score whatever its arms give.
 
-CREATE FUNCTION ml_rag._check_history(history jsonb) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: what parse_options does not know about option history
-BEGIN
-  IF jsonb_array_length(history) > 1000 OR EXISTS (
-    SELECT FROM jsonb_array_elements(history) AS t (turn)
-    WHERE coalesce(jsonb_typeof(t.turn) <> 'object' OR t.turn ->> 'role' NOT IN ('user', 'assistant')
-      OR jsonb_typeof(t.turn -> 'content') <> 'string' OR t.turn - '{role,content}'::text[] <> '{}', true)) THEN
-    PERFORM ml_rag._bad_option('history', history,
-      'an array of at most 1000 objects {"role": "user" or "assistant", "content": text}',
-      'Such as [{"role": "user", "content": "Who leads the team?"}, {"role": "assistant", "content": "Ada."}].');
-  END IF;
-END
-$$;
-
 CREATE FUNCTION ml_rag._count_asked(options jsonb, name text, whole integer, most integer) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: an option that is a number from 1 to most, or true, which stands for whole; null where it is absent or false
 DECLARE
   _value jsonb := options -> name;
@@ -43,9 +24,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._parse_query_options(options jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: option query_options, checked and with its defaults; keys that ask for nothing are left out
 DECLARE
   _parsed jsonb := ml_rag.parse_options('query_options', options);
@@ -55,7 +34,14 @@ BEGIN
     AND NOT jsonb_path_exists(_parsed -> 'filters', 'strict $[*] ? (@.type() != "string" || @ == "")'), true) THEN
     PERFORM ml_rag._bad_option('filters', _parsed -> 'filters', 'true, or an array of names of columns and metadata keys');
   END IF;
-  PERFORM ml_rag._check_history(_parsed -> 'history') WHERE _parsed ? 'history';
+  IF jsonb_array_length(_parsed -> 'history') > 1000 OR EXISTS (
+    SELECT FROM jsonb_array_elements(_parsed -> 'history') AS t (turn)
+    WHERE coalesce(jsonb_typeof(t.turn) <> 'object' OR t.turn ->> 'role' NOT IN ('user', 'assistant')
+      OR jsonb_typeof(t.turn -> 'content') <> 'string' OR t.turn - '{role,content}'::text[] <> '{}', true)) THEN
+    PERFORM ml_rag._bad_option('history', _parsed -> 'history',
+      'an array of at most 1000 objects {"role": "user" or "assistant", "content": text}',
+      'Such as [{"role": "user", "content": "Who leads the team?"}, {"role": "assistant", "content": "Ada."}].');
+  END IF;
   PERFORM ml_rag._bad_option(p.key, to_jsonb(p.text), 'a text of at most 8192 bytes that is not blank')
   FROM jsonb_each_text(_parsed -> 'prompts') AS p (key, text) WHERE p.text !~ '\S' OR octet_length(p.text) > 8192;
   IF NOT _has_history THEN
@@ -70,56 +56,20 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._ask_model(request jsonb, OUT rewritten ml_rag.rewritten, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-@BACKEND@
-return backend.rewrite(plpy, request)
-$$;
-
-CREATE FUNCTION ml_rag._history_text(question text, history jsonb, tokens integer) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: a question in its conversation as one text to search with: the newest turns, whole ones, that have at most so many
--- tokens, oldest first, then the question. No model is asked, so a token is three characters, which is more tokens than
--- most texts have. Null where no turn fits.
-BEGIN
-  RETURN (
-    SELECT string_agg(t.content, E'\n' ORDER BY t.place) || E'\n' || question
-    FROM (
-      SELECT h.place, h.turn ->> 'content' AS content,
-        sum(length(h.turn ->> 'content') / 3 + 1) OVER (ORDER BY h.place DESC) AS tokens
-      FROM jsonb_array_elements(history) WITH ORDINALITY AS h (turn, place)
-      WHERE h.turn ->> 'content' ~ '\S'
-    ) AS t WHERE t.tokens <= _history_text.tokens);
-END
-$$;
-
-CREATE FUNCTION ml_rag._asked_of_model(options jsonb) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: what the model is asked for, each with its number; {} = it is not asked
-BEGIN
-  RETURN jsonb_strip_nulls(jsonb_build_object(
-    'question', CASE WHEN (options -> 'rewrite')::boolean THEN 1 END, 'synonyms', options -> 'synonyms',
-    'hypothetical_document', options -> 'hypothetical_document', 'sub_questions', options -> 'sub_questions',
-    'filters', CASE WHEN options ? 'filters' THEN 1 END));
-END
-$$;
-
-CREATE FUNCTION ml_rag._rewrite(question text, options jsonb, stores ml_rag.store[], rag jsonb, OUT rewritten ml_rag.rewritten)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the stage: a question and its history to what is searched with; options: parsed query_options, rag: those of ml_rag
+CREATE FUNCTION ml_rag._rewrite(question text, options jsonb, stores ml_rag.store[], rag jsonb, call integer DEFAULT NULL,
+  OUT rewritten ml_rag.rewritten)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: the stage: a question and its history to what is searched with; options: parsed query_options, rag: those of ml_rag;
+-- call: what ml_rag._begin has returned
 -- What fails is not lost: the search goes on with the question as it was asked, with a warning, unless fallback is false.
 -- "filters_before" is what ml_rag_chat adds: the conditions of the turn before.
 -- Raised all the same are errors of the call (22023, a model that does not exist), and what ends the statement (57014 …).
 DECLARE
-  _asked jsonb := ml_rag._asked_of_model(options);
+  -- what the model is asked for, each with its number; {} = it is not asked
+  _asked jsonb := jsonb_strip_nulls(jsonb_build_object(
+    'question', CASE WHEN (options -> 'rewrite')::boolean THEN 1 END, 'synonyms', options -> 'synonyms',
+    'hypothetical_document', options -> 'hypothetical_document', 'sub_questions', options -> 'sub_questions',
+    'filters', CASE WHEN options ? 'filters' THEN 1 END));
   _model_id text;
   _keys jsonb;
   _answer record;
@@ -136,17 +86,17 @@ BEGIN
   END IF;
   IF _asked <> '{}' THEN
     _model_id := coalesce(options ->> 'model_id', ml_rag._get_setting('query_model_id'), ml_rag._default_model());
+    PERFORM ml_rag._stage(call, 'rewrite', _model_id);
     -- measured, what such a model writes is of no use, and takes it a minute
     _error := ml_rag._too_small(_model_id, 'rewrite questions');
     IF _error IS NULL THEN
-      SELECT a.rewritten, a.error INTO _answer
-      FROM ml_rag._ask_model(jsonb_build_object('question', question, 'model_id', _model_id, 'asked', _asked,
-        'history', coalesce(options -> 'history', '[]'), 'history_tokens', options -> 'history_tokens',
-        'prompts', options -> 'prompts', 'filter_keys', _keys, 'filters_before', options -> 'filters_before', 'today', current_date)) AS a;
+      _answer := ml_rag._call_python('rewrite', jsonb_build_array(jsonb_build_object('question', question, 'model_id', _model_id,
+        'asked', _asked, 'history', coalesce(options -> 'history', '[]'), 'history_tokens', options -> 'history_tokens',
+        'prompts', options -> 'prompts', 'filter_keys', _keys, 'filters_before', options -> 'filters_before', 'today', current_date)));
       _error := _answer.error;
     END IF;
     IF _error IS NULL THEN
-      rewritten := _answer.rewritten;
+      rewritten := jsonb_populate_record(NULL::ml_rag.rewritten, _answer.found);
       rewritten.filters := CASE WHEN rewritten.filters IS NOT NULL
         THEN ml_rag._checked_filters(stores, _keys, rewritten.filters, rag -> 'filters') END;
       rewritten.asked := CASE WHEN rewritten.filters IS NOT NULL AND rewritten.question IS NOT NULL THEN question END;
@@ -162,8 +112,16 @@ BEGIN
     END IF;
   END IF;
   IF rewritten.question IS NULL AND options ? 'history' THEN
-    rewritten.history := ml_rag._history_text(question, options -> 'history',
-      coalesce((options ->> 'history_tokens')::integer, 512));
+    -- the newest turns, whole ones, oldest first, then the question. No model is asked, so a token is three characters, which is more
+    -- tokens than most texts have. Null where no turn fits
+    rewritten.history := (
+      SELECT string_agg(t.content, E'\n' ORDER BY t.place) || E'\n' || question
+      FROM (
+        SELECT h.place, h.turn ->> 'content' AS content,
+          sum(length(h.turn ->> 'content') / 3 + 1) OVER (ORDER BY h.place DESC) AS tokens
+        FROM jsonb_array_elements(options -> 'history') WITH ORDINALITY AS h (turn, place)
+        WHERE h.turn ->> 'content' ~ '\S') AS t
+      WHERE t.tokens <= coalesce((options ->> 'history_tokens')::integer, 512));
   END IF;
   IF (options -> 'document_names')::boolean THEN
     SELECT d.names, d.is_summary INTO rewritten.document_names, rewritten.is_summary
@@ -173,9 +131,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._query_info(question text, rewritten ml_rag.rewritten) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: what is searched with, as retrieval_info.query has it; only keys that are used
 BEGIN
   RETURN jsonb_strip_nulls(jsonb_build_object('question', question, 'history', rewritten.history,
@@ -187,133 +143,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._texts_of_key(rewritten ml_rag.rewritten, question text, key text, is_alone boolean DEFAULT NULL)
-RETURNS text[]
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: what an arm searches with whose option query is that key; null = there is nothing of the kind
-BEGIN
-  RETURN CASE key
-    WHEN 'synonyms' THEN nullif(rewritten.synonyms, '{}')
-    WHEN 'hypothetical_document' THEN
-      CASE WHEN coalesce(cardinality(rewritten.hypothetical_documents), 0) = 0 THEN NULL WHEN is_alone THEN rewritten.hypothetical_documents
-        ELSE question || rewritten.hypothetical_documents END END;
-END
-$$;
-
-CREATE FUNCTION ml_rag._add_part(arms ml_rag.arm[], searches text[], query text[], part integer) RETURNS ml_rag.arm[]
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the arms, and those of them that search with the question once more, with another text as another part
-DECLARE
-  _arm ml_rag.arm;
-  _all ml_rag.arm[] := arms;
-  _n integer := cardinality(arms);
-BEGIN
-  FOREACH _arm IN ARRAY arms LOOP
-    IF _arm.part = 1 AND _arm.query_key = 'question' AND _arm.search = ANY (searches) THEN
-      _n := _n + 1;
-      _all[_n] := _arm;
-      _all[_n].query := query;
-      _all[_n].query_embedding := NULL;
-      _all[_n].part := part;
-    END IF;
-  END LOOP;
-  RETURN _all;
-END
-$$;
-
-CREATE FUNCTION ml_rag._key_arms(arms ml_rag.arm[], question text, rewritten ml_rag.rewritten, OUT of_query ml_rag.arm[])
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the arms with the texts that stand behind their option query; those are left out for which there is no text
-DECLARE
-  _arm ml_rag.arm;
-  _text text;
-  _key text;
-  _is_taken boolean := 'hypothetical_document' IN (SELECT a.query_key FROM unnest(arms) AS a);
-  _n integer := 0;
-BEGIN
-  of_query := '{}';
-  FOREACH _arm IN ARRAY arms LOOP
-    IF _arm.query_key = 'sub_questions' THEN
-      FOREACH _text IN ARRAY coalesce(rewritten.sub_questions, '{}') LOOP
-        _n := _n + 1;
-        of_query[_n] := _arm;
-        of_query[_n].query := ARRAY[_text];
-        of_query[_n].weight := _arm.weight / cardinality(rewritten.sub_questions);
-      END LOOP;
-      CONTINUE;
-    END IF;
-    _key := CASE WHEN _arm.query_key = 'question' AND _arm.search = 'semantic' AND _arm.query_embedding IS NULL AND NOT _is_taken
-                 THEN 'hypothetical_document' ELSE _arm.query_key END;
-    CONTINUE WHEN _arm.query_key IN ('synonyms', 'hypothetical_document')
-      AND ml_rag._texts_of_key(rewritten, question, _key) IS NULL;
-    _n := _n + 1;
-    of_query[_n] := _arm;
-    of_query[_n].query := coalesce(_arm.query, ml_rag._texts_of_key(rewritten, question, _key, _arm.is_alone));
-  END LOOP;
-  IF _n = 0 THEN
-    of_query := arms[1:1];
-    of_query[1].query_key := 'question';
-    of_query[1].weight := 1;
-  END IF;
-END
-$$;
-
-CREATE FUNCTION ml_rag._rewritten_arms(arms ml_rag.arm[], question text, rewritten ml_rag.rewritten,
-  OUT of_query ml_rag.arm[])
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the arms with what they search with. A key of the query that an arm names ("query": "synonyms") is that arm's alone;
--- else all arms that search with the question get it: a hypothetical document goes beside the question; sub-questions, the
--- history and synonyms are parts of the search, with a share of the score. Arms of no given weight then have fixed ones. All
--- of this by measuring: docs/questions.md
-DECLARE
-  _taken text[] := ARRAY(SELECT DISTINCT a.query_key FROM unnest(arms) AS a ORDER BY 1);
-  _texts text[] := CASE WHEN 'sub_questions' <> ALL (_taken) THEN coalesce(rewritten.sub_questions, '{}') ELSE '{}' END
-    || CASE WHEN rewritten.history IS NULL THEN '{}' ELSE ARRAY[rewritten.history] END;
-  _of_synonyms CONSTANT double precision := 0.1;
-  -- how clear an arm is about the words of the question says nothing about other texts
-  _is_auto boolean := rewritten.question IS NULL AND cardinality(_texts) = 0
-    AND coalesce(cardinality(rewritten.synonyms), 0) + coalesce(cardinality(rewritten.hypothetical_documents), 0) = 0;
-  _of_semantic CONSTANT double precision := 0.4;
-  _left double precision := 1;
-BEGIN
-  of_query := ml_rag._key_arms(arms, question, rewritten);
-  FOR i IN 1..cardinality(of_query) LOOP
-    of_query[i].part := 1;
-    IF of_query[i].weight IS NULL AND NOT _is_auto THEN
-      of_query[i].weight := CASE of_query[i].search WHEN 'semantic' THEN _of_semantic ELSE 1 - _of_semantic END
-        / (SELECT count(*) FROM unnest(of_query) AS a WHERE a.search = of_query[i].search);
-    END IF;
-  END LOOP;
-  FOR i IN 1..cardinality(_texts) LOOP
-    of_query := ml_rag._add_part(of_query, '{semantic,keyword}', ARRAY[_texts[i]], i + 1);
-  END LOOP;
-  IF cardinality(rewritten.synonyms) > 0 AND 'synonyms' <> ALL (_taken) THEN
-    of_query := ml_rag._add_part(of_query, '{keyword}', rewritten.synonyms, 0);
-    _left := CASE WHEN of_query[cardinality(of_query)].part = 0 THEN 1 - _of_synonyms ELSE 1 END;
-  END IF;
-  FOR i IN 1..cardinality(of_query) LOOP
-    -- one arm alone brings only what is cited
-    of_query[i].candidates := CASE WHEN cardinality(of_query) > 1 AND cardinality(arms) = 1
-      THEN greatest(100, of_query[i].candidates) ELSE of_query[i].candidates END;
-    of_query[i].share := CASE of_query[i].part WHEN 0 THEN _of_synonyms ELSE _left / (1 + cardinality(_texts)) END;
-    of_query[i].name := concat_ws(' ', of_query[i].search,
-      (SELECT nullif(count(*), 0) + 1 FROM unnest(of_query[1:i - 1]) AS a WHERE a.search = of_query[i].search));
-  END LOOP;
-END
-$$;
-
 CREATE FUNCTION ml_rag.rewrite(question text, query_options jsonb DEFAULT NULL) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the stage where it is called by itself
 DECLARE
   _call integer := ml_rag._begin('ml_rag.rewrite', 'rewrite');

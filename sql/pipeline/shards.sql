@@ -8,9 +8,7 @@
 -- and has one row in each shard: Citus runs there what is selected from it.
 
 CREATE FUNCTION ml_rag._shards(relation oid) RETURNS TABLE (shard regclass, server name)
-LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 4
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 4 AS $$
 -- purpose: the partitions of a relation that are foreign tables  Reads: the catalog
 -- pg_partition_tree has a shard that has come since the snapshot was taken, too; its rows would be left out otherwise.
 BEGIN
@@ -23,9 +21,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._leaves(store ml_rag.store) RETURNS regclass[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the partitions of a store with shards that are read one by one, but for those that are missing; null = it is read as a whole
 -- One by one each gets its own LIMIT. Policies of the whole table would not apply then, nor are privileges on it enough.
 -- Reads: the catalog
@@ -46,9 +42,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._rows_of(store ml_rag.store) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: SQL of the rows of a store: its name, or where shards are missing what the others have
 BEGIN
   IF store.missing IS NULL THEN
@@ -62,9 +56,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._is_silence(sqlstate text, message text, context text) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: whether an error of postgres_fdw, or of Citus, says that a server does not answer: no connection, none left, shut down, or
 -- its own statement_timeout or lock_timeout
 -- The context of a cancel of this session begins with a statement that runs here, in which names can be anything.
@@ -79,9 +71,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._why_silent(sqlstate text, message text, detail text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: in one line why a server does not answer, of an error for which ml_rag._is_silence holds
 -- Where no connection is made, the detail has the reason; that of an error of the server itself could have values of its rows.
 BEGIN
@@ -91,9 +81,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._silent(shard regclass, server name) RETURNS text
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: why a shard does not answer; null = it does  Reads: the shard, as the caller
 DECLARE
   _context text;
@@ -114,9 +102,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._shard_failure(store ml_rag.store, sqlstate text, message text, detail text, context text) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the error that names the shard that does not answer; null = that is not what an error says
 -- Reads: the shards, as the caller
 DECLARE
@@ -144,26 +130,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._without(store ml_rag.store, missing regclass[]) RETURNS ml_rag.store
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: a store without these shards, of which some others answer; null = all of it
--- Errors: 08006
-BEGIN
-  store.missing := missing;
-  IF cardinality(ml_rag._leaves(store)) = 0 THEN
-    RAISE EXCEPTION USING ERRCODE = '08006', MESSAGE = format('no shard of "%s" answers', store.vector_store),
-      DETAIL = format('Missing: %s.', array_to_string(missing, ', ')), HINT = 'Call again when they are back.';
-  END IF;
-  RETURN store;
-END
-$$;
-
 CREATE FUNCTION ml_rag._leave_out_silent(stores ml_rag.store[], OUT answering ml_rag.store[], OUT missing text[])
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: option partial: the stores, each with those of its shards missing that do not answer, which are warned of
 -- Reads: the shards, as the caller
 DECLARE
@@ -188,23 +156,24 @@ BEGIN
         MESSAGE = format('shard "%s" of "%s" does not answer; ignored', _shard.shard, _store.vector_store),
         DETAIL = format('Server "%s": %s.', _shard.server, _why);
     END LOOP;
-    answering := answering || ml_rag._without(_store, _missing);
+    _store := jsonb_populate_record(_store, jsonb_build_object('missing', _missing));
+    IF cardinality(ml_rag._leaves(_store)) = 0 THEN
+      RAISE EXCEPTION USING ERRCODE = '08006', MESSAGE = format('no shard of "%s" answers', _store.vector_store),
+        DETAIL = format('Missing: %s.', array_to_string(_missing, ', ')), HINT = 'Call again when they are back.';
+    END IF;
+    answering := answering || _store;
   END LOOP;
 END
 $$;
 
 CREATE FUNCTION ml_rag._calls_name(relation name) RETURNS name
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the name of the table of calls of that relation
 SELECT concat(max(left(relation, i)), '_calls') FROM generate_series(1, 63) AS i WHERE octet_length(left(relation, i)) <= 57
 $$;
 
 CREATE FUNCTION ml_rag._calls_of(shard regclass) RETURNS regclass
-LANGUAGE plpgsql VOLATILE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL SAFE AS $$
 -- purpose: the table of calls of a shard, or of a store that Citus distributes; null if it has none
 -- Whoever may create in that schema could give the name to another table. Volatile, to see that of a shard that has just come.
 -- Reads: the catalog
@@ -226,9 +195,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._shard_table(store oid, shard bigint) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the name of a shard on its worker; shard_name has it with or without its schema
 BEGIN
   RETURN (SELECT format('%I.%I', n.nspname, s.name[cardinality(s.name)])
@@ -238,9 +205,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._filled_parts(store oid) RETURNS TABLE (oid bigint, name text, shard json)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 1
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 1 AS $$
 -- purpose: the tables in which a job reads and writes rows by their places: a table, its partitions, or its shards on workers of Citus
 -- shard: for ml_rag._execute_on
 -- Reads: the catalog, the table of calls  Errors: 55000 a shard without a call
@@ -270,9 +235,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._carry(shard regclass, place integer, OUT query text, OUT parts text[])
-LANGUAGE plpgsql VOLATILE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL SAFE AS $$
 -- purpose: how a request ($1) is sent to a shard, or to all shards of a table of Citus: SQL of rows (place, part, answer), and the parts
 -- that must answer, one row each
 -- Errors: 55000 no table of calls, a server that does not name ml_rag
@@ -303,9 +266,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._names_extension(server name, extension name) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether a server of postgres_fdw names an extension, whose operators and functions it then ships
 BEGIN
   RETURN EXISTS (
@@ -317,7 +278,6 @@ $$;
 
 CREATE FUNCTION ml_rag._ask_shards(shards regclass[], request jsonb) RETURNS TABLE (shard text, answer jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 4
-SET search_path FROM CURRENT
 -- Citus plans no statement whose parameters it does not know
 SET plan_cache_mode = auto
 AS $$
@@ -366,52 +326,68 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._ask_statistics(store ml_rag.store, shards regclass[], request jsonb, here jsonb) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: what the keyword indexes of all shards count together, and of what is here; {"failure"} where one does not answer
--- Reads: the shards, as the caller
-DECLARE
-  _detail text;
-  _context text;
-  _failure jsonb;
-  _answer record;
-  _corpus jsonb := here;
-BEGIN
-  FOR _answer IN SELECT a.shard, a.answer FROM ml_rag._ask_shards(shards, request) AS a LOOP
-    PERFORM ml_rag._check_statistics(_answer.shard, _answer.answer, jsonb_array_length(request -> 'terms'));
-    _corpus := ml_rag._add_statistics(_corpus, _answer.answer -> 'statistics');
-  END LOOP;
-  RETURN _corpus;
-EXCEPTION WHEN query_canceled OR OTHERS THEN
-  GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL;
-  _failure := ml_rag._shard_failure(store, SQLSTATE, SQLERRM, _detail, _context);
-  IF _failure IS NULL THEN
-    RAISE;
-  END IF;
-  RETURN jsonb_build_object('failure', _failure);
-END
-$$;
-
-CREATE FUNCTION ml_rag._ask_hits(store ml_rag.store, asked regclass[], request jsonb, n integer,
+CREATE FUNCTION ml_rag._ask_arm(store ml_rag.store, asked regclass[], request jsonb, n integer, here jsonb DEFAULT NULL,
   OUT shards text[], OUT answers jsonb[], OUT failure jsonb)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: what shards answer to a request for hits; one of another version has none; failure: as above
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: what shards answer to a request for an arm: for statistics of n words one answer, what their keyword indexes count together
+-- and what is here; for n hits one of each shard; one of another version has no hits. failure: where one does not answer. A shard can be
+-- anybody's server, and is taken at its word in nothing.
 -- Reads: the shards, as the caller
 DECLARE
+  _types CONSTANT jsonb := '{"document_name": "string", "document_id": "number", "document_key": "string", "segment_number": "number",
+    "segment": "string", "distance": "number", "keyword_score": "number", "score": "number"}';
   _detail text;
   _context text;
-  _answer record;
+  _one record;
+  _counts jsonb;
+  _hits jsonb;
+  _why text;
 BEGIN
-  FOR _answer IN SELECT a.shard, a.answer FROM ml_rag._ask_shards(asked, request) AS a LOOP
-    IF NOT _answer.answer ? 'version' THEN
-      PERFORM ml_rag._check_hits(_answer.shard, _answer.answer, n);
+  IF here IS NOT NULL THEN
+    answers := ARRAY[here];
+  END IF;
+  FOR _one IN SELECT a.shard, a.answer FROM ml_rag._ask_shards(asked, request) AS a LOOP
+    _counts := _one.answer -> 'statistics';
+    _hits := _one.answer -> 'hits';
+    IF request ->> 'call' = 'statistics' THEN
+      _why := CASE WHEN coalesce(jsonb_typeof(_counts) <> 'array' OR jsonb_array_length(_counts) <> 3
+          OR jsonb_typeof(_counts -> 2) <> 'array' OR jsonb_array_length(_counts -> 2) <> n
+          OR EXISTS (SELECT FROM jsonb_array_elements((_counts - 2) || (_counts -> 2)) AS c
+                     WHERE jsonb_typeof(c) <> 'number' OR c::numeric NOT BETWEEN 0 AND 1e15 OR scale(c::numeric) > 0)
+          -- more rows with a term than rows would turn the order round
+          OR EXISTS (SELECT FROM jsonb_array_elements(_counts -> 2) AS c WHERE c::numeric > (_counts -> 0)::numeric), true)
+        THEN format('It has no counts of rows, tokens and %s words.', n) END;
+    ELSIF _one.answer ? 'version' THEN
+      _why := NULL;
+    ELSIF coalesce(jsonb_typeof(_hits) <> 'array', true) THEN
+      _why := 'It has no list of hits.';
+    ELSIF jsonb_array_length(_hits) > n THEN
+      _why := format('It has %s hits; %s were asked for.', jsonb_array_length(_hits), n);
+    ELSE
+      _why := (
+        SELECT format('The %s of a hit is %s.', t.key, left((h -> t.key)::text, 100))
+        FROM jsonb_array_elements(_hits) AS h CROSS JOIN jsonb_each_text(_types) AS t
+        WHERE coalesce(jsonb_typeof(h -> t.key), 'none') NOT IN (t.value, 'null')
+          OR jsonb_typeof(h -> t.key) = 'null' AND t.key = 'segment'
+          OR jsonb_typeof(h -> t.key) = 'number' AND CASE WHEN t.key IN ('document_id', 'segment_number')
+            THEN (h ->> t.key)::numeric NOT BETWEEN -9223372036854775808 AND 9223372036854775807 OR scale((h ->> t.key)::numeric) > 0
+            ELSE abs((h ->> t.key)::numeric) > 1e300 END
+        LIMIT 1);
     END IF;
-    shards := array_append(shards, _answer.shard);
-    answers := array_append(answers, _answer.answer);
+    IF _why IS NOT NULL THEN
+      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('unexpected answer of shard "%s"', _one.shard), DETAIL = _why;
+    END IF;
+    IF request ->> 'call' <> 'statistics' THEN
+      shards := array_append(shards, _one.shard);
+      answers := array_append(answers, _one.answer);
+    ELSIF answers IS NULL THEN
+      answers := ARRAY[_counts];
+    ELSE
+      answers := ARRAY[jsonb_build_array((answers[1] -> 0)::bigint + (_counts -> 0)::bigint,
+        (answers[1] -> 1)::bigint + (_counts -> 1)::bigint, (
+        SELECT jsonb_agg(x.n::bigint + (_counts -> 2 -> (x.place - 1)::integer)::bigint ORDER BY x.place)
+        FROM jsonb_array_elements(answers[1] -> 2) WITH ORDINALITY AS x (n, place)))];
+    END IF;
   END LOOP;
 EXCEPTION WHEN query_canceled OR OTHERS THEN
   GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL;
@@ -423,9 +399,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._try_statement(statement text, stores ml_rag.store[], OUT answer jsonb, OUT failure jsonb)
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the row of a statement that reads these stores; failure: the one with a shard that does not answer
 -- Reads: the stores, as the caller
 DECLARE
@@ -446,9 +420,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._failure_of(store ml_rag.store, statement text) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: why a statement over one store fails; null = it does not. The detail ends in the functions that the error came through: of a
 -- policy, a view
 -- Reads: the store, as the caller
@@ -476,74 +448,8 @@ AS $$
 return backend.keyword_statistics(plpy, store, segment, key, terms)
 $$;
 
-CREATE FUNCTION ml_rag._add_statistics(a jsonb, b jsonb) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the statistics of two parts of a store as those of both
-BEGIN
-  RETURN CASE WHEN a IS NULL THEN b ELSE jsonb_build_array((a -> 0)::bigint + (b -> 0)::bigint, (a -> 1)::bigint + (b -> 1)::bigint, (
-    SELECT jsonb_agg(x.n::bigint + (b -> 2 -> (x.place - 1)::integer)::bigint ORDER BY x.place)
-    FROM jsonb_array_elements(a -> 2) WITH ORDINALITY AS x (n, place))) END;
-END
-$$;
-
-CREATE FUNCTION ml_rag._check_statistics(shard text, answer jsonb, terms integer) RETURNS void
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: that a shard, which can be anybody's server, has answered with counts of rows, tokens and each of the terms
-DECLARE
-  _counts jsonb := answer -> 'statistics';
-BEGIN
-  IF coalesce(jsonb_typeof(_counts) <> 'array' OR jsonb_array_length(_counts) <> 3 OR jsonb_typeof(_counts -> 2) <> 'array'
-              OR jsonb_array_length(_counts -> 2) <> terms
-              OR EXISTS (SELECT FROM jsonb_array_elements((_counts - 2) || (_counts -> 2)) AS c
-                         WHERE jsonb_typeof(c) <> 'number' OR c::numeric NOT BETWEEN 0 AND 1e15 OR scale(c::numeric) > 0)
-              -- more rows with a term than rows would turn the order round
-              OR EXISTS (SELECT FROM jsonb_array_elements(_counts -> 2) AS c WHERE c::numeric > (_counts -> 0)::numeric), true) THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('unexpected answer of shard "%s"', shard),
-      DETAIL = format('It has no counts of rows, tokens and %s words.', terms);
-  END IF;
-END
-$$;
-
-CREATE FUNCTION ml_rag._check_hits(shard text, answer jsonb, n integer) RETURNS void
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: that a shard, which can be anybody's server, has answered with at most n hits, each of what a hit consists of
-DECLARE
-  _hits jsonb := answer -> 'hits';
-  _types CONSTANT jsonb := '{"document_name": "string", "document_id": "number", "document_key": "string", "segment_number": "number",
-    "segment": "string", "distance": "number", "keyword_score": "number", "score": "number"}';
-  _why text;
-BEGIN
-  IF coalesce(jsonb_typeof(_hits) <> 'array', true) THEN
-    _why := 'It has no list of hits.';
-  ELSIF jsonb_array_length(_hits) > n THEN
-    _why := format('It has %s hits; %s were asked for.', jsonb_array_length(_hits), n);
-  ELSE
-    _why := (
-      SELECT format('The %s of a hit is %s.', t.key, left((h -> t.key)::text, 100))
-      FROM jsonb_array_elements(_hits) AS h CROSS JOIN jsonb_each_text(_types) AS t
-      WHERE coalesce(jsonb_typeof(h -> t.key), 'none') NOT IN (t.value, 'null')
-        OR jsonb_typeof(h -> t.key) = 'null' AND t.key = 'segment'
-        OR jsonb_typeof(h -> t.key) = 'number' AND CASE WHEN t.key IN ('document_id', 'segment_number')
-          THEN (h ->> t.key)::numeric NOT BETWEEN -9223372036854775808 AND 9223372036854775807 OR scale((h ->> t.key)::numeric) > 0
-          ELSE abs((h ->> t.key)::numeric) > 1e300 END
-      LIMIT 1);
-  END IF;
-  IF _why IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('unexpected answer of shard "%s"', shard), DETAIL = _why;
-  END IF;
-END
-$$;
-
 CREATE FUNCTION ml_rag._asked_shards(store ml_rag.store, is_keyword boolean) RETURNS regclass[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the shards of a store that run its arms, those that answer; null = it has none. By meaning also null where the caller may
 -- not ask them all or not read the partitions: a statement can read the whole table. Words are on the shards alone.
 -- Reads: the catalog

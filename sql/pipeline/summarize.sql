@@ -1,14 +1,13 @@
 -- summarize: whole documents: their segments in document order, and a summary that has read each of them once.
 
-CREATE FUNCTION ml_rag._segments_of(store ml_rag.store, filter ml_rag.row_filter, most integer, longest bigint)
+CREATE FUNCTION ml_rag._segments_of(store ml_rag.store, options jsonb, most integer, longest bigint)
 RETURNS ml_rag.hit[]
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the segments of one store that a filter leaves, by document and number, until there are more than most, or they have
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
+-- purpose: the segments of one store that the options leave, by document and number, until there are more than most, or they have
 -- more than longest bytes together
 -- Reads: the store, as the caller
 DECLARE
+  _filter record := ml_rag.filter(store, options);
   _name text := ml_rag._document_name(store);
   _id text := CASE WHEN store.document_id IS NULL THEN 'NULL' ELSE format('t.%I', store.document_id) END;
   _has_integer_id boolean := coalesce(store.document_id_type IN ('smallint', 'integer', 'bigint'), false);
@@ -26,10 +25,10 @@ BEGIN
     CASE WHEN store.document_id IS NULL THEN 's.name' ELSE 's.id::text' END, _name, _id,
     CASE WHEN store.segment_number IS NULL THEN 'NULL' ELSE format('t.%I', store.segment_number) END, store.segment,
     CASE WHEN store.metadata IS NULL THEN 'NULL::jsonb' ELSE format('to_jsonb(t.%I)', store.metadata) END,
-    ml_rag._rows_of(store), store.segment, filter.condition, _name,
+    ml_rag._rows_of(store), store.segment, _filter.condition, _name,
     CASE WHEN _has_integer_id THEN _id ELSE format('(%s)::text COLLATE "C"', _id) END,
     CASE WHEN store.segment_number IS NULL THEN 'NULL::bigint' ELSE format('(t.%I)::bigint', store.segment_number) END)
-    USING NULL::text, most + 1, filter.arguments
+    USING NULL::text, most + 1, _filter.arguments
   LOOP
     _n := _n + 1;
     _hits[_n] := _hit;
@@ -40,36 +39,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._may_be_summary(question text) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: whether a question has a word that asks for a summary; most have none, and nobody need look closer
-BEGIN
-  RETURN question ~* 'summar[iy]|sum up|overview|outline|gist|tl;?\s?dr|points|takeaways|contents';
-END
-$$;
-
-CREATE FUNCTION ml_rag._wants_whole_documents(request ml_rag.request) RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: whether the documents that the call is limited to are to be read from end to end: the task is summarization, or
--- the question asks for nothing but a summary of them
-BEGIN
-  IF NOT request.options ? 'document_name' THEN
-    RETURN false;
-  ELSIF request.options #>> '{model_options,task}' = 'summarization' OR (request.rewritten).is_summary THEN
-    RETURN true;
-  END IF;
-  RETURN ml_rag._may_be_summary(request.question) AND ml_rag._asks_for_summary(request.question, request.options -> 'document_name');
-END
-$$;
-
 CREATE FUNCTION ml_rag._read_documents(request ml_rag.request, stores ml_rag.store[], OUT hits ml_rag.hit[], OUT skipped text[])
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the segments of all stores that the options leave, in document order; skipped: stores that were left out
 -- Reads: the stores, as the caller  Errors: 54000 more than can be summarized
 DECLARE
@@ -97,7 +68,7 @@ BEGIN
         PERFORM ml_rag._lock_partitions(_store.relation);
       END IF;
       PERFORM ml_rag._warn_of_unknown_keys(_store, request.options -> 'filters');
-      hits := hits || ml_rag._segments_of(_store, ml_rag._row_filter(_store, request.options, 'read', 0, false), _most, _longest);
+      hits := hits || ml_rag._segments_of(_store, request.options, _most, _longest);
       PERFORM set_config('lock_timeout', _former_wait, true) WHERE _former_wait IS NOT NULL;
     EXCEPTION WHEN query_canceled OR OTHERS THEN
       GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT;
@@ -123,52 +94,24 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._summarize_once(question text, options jsonb, prompt_options jsonb, names text[], texts text[],
-  OUT text text, OUT used integer, OUT prompt_tokens integer, OUT generated_tokens integer, OUT finish_reason text)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: a summary of the first of some texts, as many (used) as fit the model's context
-DECLARE
-  _answer jsonb;
-BEGIN
-  _answer := ml_rag._python('generate', jsonb_build_array(jsonb_build_object('prompt', question, 'documents', (
-      SELECT jsonb_agg(jsonb_build_object('document_name', d.name, 'text', d.text) ORDER BY d.place)
-      FROM unnest(names, texts) WITH ORDINALITY AS d (name, text, place)),
-    'options', jsonb_build_object('model_id', ml_rag._default_model()) || options || '{"task": "summarization"}',
-    'prompt_options', prompt_options || '{"order": "best_first", "citation_style": "none"}', 'citations', 0)));
-  text := _answer ->> 'text';
-  used := (_answer ->> 'documents_used')::integer;
-  prompt_tokens := coalesce((_answer ->> 'prompt_tokens')::integer, 0);
-  generated_tokens := coalesce((_answer ->> 'generated_tokens')::integer, 0);
-  finish_reason := _answer ->> 'finish_reason';
-  IF coalesce(used < 1, true) THEN
-    RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'unexpected reply from the model server',
-      DETAIL = 'It does not say how many documents the summary is of.';
-  END IF;
-END
-$$;
-
 CREATE FUNCTION ml_rag._summarize(request ml_rag.request, hits ml_rag.hit[], OUT text text, OUT prompt_tokens integer,
   OUT generated_tokens integer, OUT finish_reason text)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: a summary of the hits in their order. What exceeds the model's context is summarized in parts, each of as many segments
 -- as fit, and the summaries of the parts are summarized in the same way, until there is one
 DECLARE
   _options jsonb := ml_rag.parse_options('ml_generate', request.options -> 'model_options');
   _prompt_options jsonb := ml_rag.parse_options('prompt', request.options -> 'prompt');
   -- one that asks for a summary says nothing of what it should be about
-  _question text := CASE WHEN (request.rewritten).is_summary OR ml_rag._may_be_summary(request.question)
-    AND ml_rag._asks_for_summary(request.question, request.options -> 'document_name') THEN '' ELSE request.question END;
+  _question text := CASE WHEN (request.rewritten).is_summary OR coalesce(ml_rag._python('asks_for_summary', jsonb_build_array(
+    request.question, request.options -> 'document_name')) = 'true', false) THEN '' ELSE request.question END;
   _names text[] := ARRAY(SELECT coalesce(h.document_name, h.vector_store) FROM unnest(hits) AS h);
   _texts text[] := ARRAY(SELECT h.segment FROM unnest(hits) AS h);
   _most CONSTANT integer := 500;  -- texts of one request, which are sent again where they did not fit
   _n integer := cardinality(hits);
   _next integer;
   _parts text[];
-  _part record;
+  _part jsonb;
 BEGIN
   prompt_tokens := 0;
   generated_tokens := 0;
@@ -178,13 +121,20 @@ BEGIN
     _parts := '{}';
     WHILE _next <= _n LOOP
       PERFORM ml_rag._progress(request.call, '', 'summarizing', _next - 1, _n);
-      _part := ml_rag._summarize_once(_question, _options, _prompt_options, _names[_next:_next + _most - 1],
-        _texts[_next:_next + _most - 1]);
-      _parts := _parts || _part.text;
-      _next := _next + _part.used;
-      prompt_tokens := prompt_tokens + _part.prompt_tokens;
-      generated_tokens := generated_tokens + _part.generated_tokens;
-      finish_reason := _part.finish_reason;
+      _part := ml_rag._python('generate', jsonb_build_array(jsonb_build_object('prompt', _question, 'documents', (
+          SELECT jsonb_agg(jsonb_build_object('document_name', d.name, 'text', d.text) ORDER BY d.place)
+          FROM unnest(_names[_next:_next + _most - 1], _texts[_next:_next + _most - 1]) WITH ORDINALITY AS d (name, text, place)),
+        'options', jsonb_build_object('model_id', ml_rag._default_model()) || _options || '{"task": "summarization"}',
+        'prompt_options', _prompt_options || '{"order": "best_first", "citation_style": "none"}', 'citations', 0)));
+      IF coalesce((_part ->> 'documents_used')::integer < 1, true) THEN
+        RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'unexpected reply from the model server',
+          DETAIL = 'It does not say how many documents the summary is of.';
+      END IF;
+      _parts := _parts || (_part ->> 'text');
+      _next := _next + (_part ->> 'documents_used')::integer;
+      prompt_tokens := prompt_tokens + coalesce((_part ->> 'prompt_tokens')::integer, 0);
+      generated_tokens := generated_tokens + coalesce((_part ->> 'generated_tokens')::integer, 0);
+      finish_reason := _part ->> 'finish_reason';
     END LOOP;
     PERFORM ml_rag._progress(request.call, '', 'summarizing', _n, _n);
     EXIT WHEN cardinality(_parts) = 1;

@@ -1,9 +1,7 @@
 -- preset: presets are made and dropped.
 
 CREATE FUNCTION ml_rag._write_preset(name text, options jsonb, description text) RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 -- purpose: a preset is there as given, or gone (options null); whether it was there. Whoever may call this may change any
 -- Writes: ml_rag_internal.preset
 DECLARE
@@ -19,9 +17,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag.create_preset(name text, options jsonb, description text DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: options under a name, checked as those of a call
 BEGIN
   IF coalesce(length(name), 0) NOT BETWEEN 1 AND 100 THEN
@@ -40,9 +36,7 @@ carries options only, never rights. For the owner of the extension and users who
 bad name or option; 42501.$$;
 
 CREATE FUNCTION ml_rag.drop_preset(name text) RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: a preset is gone; whether there was one
 BEGIN
   RETURN ml_rag._write_preset(name, NULL, NULL);

@@ -1,22 +1,7 @@
 -- rank: ranking as a service: records the caller hands over, by their relevance to a query. No table is read.
 
-CREATE FUNCTION ml_rag._check_rank_count(n integer) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the bound on the records of one call
-BEGIN
-  IF n > 200 THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'too many records',
-      DETAIL = format('%s records; a call ranks at most 200.', n), HINT = 'Rank the most promising 200.';
-  END IF;
-END
-$$;
-
 CREATE FUNCTION ml_rag._bad_record(place integer, id text, detail text, hint text) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the one form of every complaint about a record
 BEGIN
   RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('record %s cannot be ranked', place),
@@ -24,11 +9,9 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._rank_options(options jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: options of ml_rank, checked and with their defaults; also as Google's Ranking API spells them
+CREATE FUNCTION ml_rag._rank_options(options jsonb, n integer) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+-- purpose: options of ml_rank for n records, checked and with their defaults; also as Google's Ranking API spells them
 DECLARE
   _options jsonb := options;
   _key record;
@@ -42,6 +25,10 @@ BEGIN
     _options := _options - _key.google || jsonb_build_object(_key.name, _options -> _key.google);
   END LOOP;
   _options := ml_rag.parse_options('ml_rank', _options);
+  IF n > 200 THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'too many records',
+      DETAIL = format('%s records; a call ranks at most 200.', n), HINT = 'Rank the most promising 200.';
+  END IF;
   -- semantic-ranker-512@latest, semantic-ranker-default-004 and the like: models of Google's
   RETURN CASE WHEN starts_with(_options ->> 'model', 'semantic-ranker-') THEN _options - 'model' ELSE _options END;
 END
@@ -50,9 +37,7 @@ $$;
 CREATE FUNCTION ml_rag._rank(
   query text, texts text[], options jsonb, call integer, OUT model text, OUT places integer[], OUT scores double precision[]
 )
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: places in texts by descending relevance, at most top_n, with their scores, and the model that ranked them
 -- call: what ml_rag._begin has returned
 DECLARE
@@ -81,9 +66,7 @@ END
 $$;
 
 CREATE FUNCTION @extschema@.ml_rank(query text, records jsonb, options jsonb DEFAULT NULL) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: records as JSON, in and out
 DECLARE
   _call integer := ml_rag._begin('ml_rank');
@@ -95,13 +78,12 @@ DECLARE
   _records jsonb[] := '{}';
   _ranked record;
 BEGIN
-  _options := ml_rag._rank_options($3);
+  _options := ml_rag._rank_options($3, CASE jsonb_typeof(records) WHEN 'array' THEN jsonb_array_length(records) END);
   IF records IS NULL OR jsonb_typeof(records) <> 'array' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the records are not an array',
       DETAIL = format('Got %s.', coalesce(jsonb_typeof(records), 'NULL')),
       HINT = 'Records are a JSON array such as [{"id": "1", "title": "a title", "content": "a text"}].';
   END IF;
-  PERFORM ml_rag._check_rank_count(jsonb_array_length(records));
   FOR i, _record IN
     SELECT e.place, e.value FROM jsonb_array_elements(records) WITH ORDINALITY AS e (value, place) ORDER BY e.place
   LOOP
@@ -154,9 +136,7 @@ available; 08006 model server; 53300 its queue is full; 57014 cancelled; 38000 t
 
 CREATE FUNCTION @extschema@.ml_rank_rows(query text, ids text[], texts text[], options jsonb DEFAULT NULL)
 RETURNS TABLE (rank integer, id text, score double precision)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 100
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 100 SET search_path FROM CURRENT AS $$
 -- purpose: the same for SQL, arrays in and rows out
 DECLARE
   _call integer := ml_rag._begin('ml_rank_rows');
@@ -167,14 +147,13 @@ BEGIN
   -- as they come out of unnest: whatever the bounds of the arrays were
   _ids := ARRAY(SELECT u.id FROM unnest($2) WITH ORDINALITY AS u (id, place) ORDER BY u.place);
   _texts := ARRAY(SELECT u.text FROM unnest($3) WITH ORDINALITY AS u (text, place) ORDER BY u.place);
-  _options := ml_rag._rank_options($4);
+  _options := ml_rag._rank_options($4, cardinality(ids));
   IF ids IS NULL OR texts IS NULL OR cardinality(ids) <> cardinality(texts) THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'ids and texts differ in length',
       DETAIL = format('%s ids, %s texts.', coalesce(cardinality(ids)::text, 'NULL'),
         coalesce(cardinality(texts)::text, 'NULL')),
       HINT = 'Give one text for each id.';
   END IF;
-  PERFORM ml_rag._check_rank_count(cardinality(ids));
   FOR i IN 1..cardinality(_ids) LOOP
     IF coalesce(_ids[i], '') = '' THEN
       PERFORM ml_rag._bad_record(i, NULL, 'Its id is null or empty.', 'Give each text an id.');

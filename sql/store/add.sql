@@ -22,9 +22,7 @@ CREATE TYPE ml_rag._embedding_job AS (
 );
 
 CREATE FUNCTION ml_rag._warn_of_subscribers(store regclass, column_name name, type text) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL SAFE AS $$
 -- purpose: a logical replication stops at the first row whose new column the subscriber's table lacks
 -- A publication with a list of columns does not send the new one.
 DECLARE
@@ -47,9 +45,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._check_texts(store regclass, segment name, embedding name) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: that a table has texts and a default embedding of them  Reads: the catalog
 DECLARE
   _wrong text;
@@ -86,9 +82,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._begin_embedding(store regclass, name text, options jsonb) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: check everything before anything is made; returns the fields of ml_rag._embedding_job
 DECLARE
   _options jsonb := ml_rag._with_dimensions(ml_rag.parse_options('add_embedding', $3));
@@ -177,48 +171,16 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._add_column(job ml_rag._embedding_job) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the column of a new embedding, stored and open to whom that of the default embedding is
--- Writes: the table's definition, as the caller
-DECLARE
-  _relation text := ml_rag._relation_name(job.store);
-  _default pg_attribute;
-  _grant record;
-BEGIN
-  SELECT a.* INTO _default FROM pg_attribute AS a
-  WHERE a.attrelid = job.store AND a.attname = job.default_column AND NOT a.attisdropped;
-  EXECUTE format('ALTER TABLE %s ADD COLUMN %I %s', _relation, job.column_name, job.type);
-  -- Citus refuses it, and the default of the type mostly is what is there
-  IF NOT ml_rag._is_distributed(job.store) THEN
-    EXECUTE format('ALTER TABLE %s ALTER COLUMN %I SET STORAGE %s', _relation, job.column_name,
-      CASE _default.attstorage WHEN 'p' THEN 'PLAIN' WHEN 'e' THEN 'EXTERNAL' WHEN 'm' THEN 'MAIN' ELSE 'EXTENDED' END);
-  END IF;
-  EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _relation, job.column_name,
-    -- with the columns that the marker of the default one names
-    ml_rag._mark_keys(format('GENAI_OPTIONS=EMBED_MODEL_ID=%s,EMBEDDING=%s', job.model_id, job.embedding), coalesce((
-      SELECT jsonb_object_agg(upper(c.key), c.value)
-      FROM jsonb_each_text(ml_rag._marked_columns(col_description(job.store, _default.attnum))) AS c), '{}')));
-  FOR _grant IN SELECT * FROM aclexplode(_default.attacl) LOOP
-    EXECUTE format('GRANT %s (%I) ON %s TO %s%s', _grant.privilege_type, job.column_name, _relation,
-      CASE _grant.grantee WHEN 0 THEN 'PUBLIC' ELSE _grant.grantee::regrole::text END,
-      CASE WHEN _grant.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END);
-  END LOOP;
-END
-$$;
-
 CREATE FUNCTION ml_rag._prepare_embedding(job ml_rag._embedding_job) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the column, and a trigger for it and for the default embedding, unless they are there
 -- Of a store that has several, no embedding is NOT NULL: a row that has a new text has none until it is embedded.
 -- Writes: the table's definition, as the caller
 DECLARE
   _relation text := ml_rag._relation_name(job.store);
   _one record;
+  _default pg_attribute;
+  _grant record;
 BEGIN
   IF NOT job.starts_anew AND (
     SELECT bool_or(e.column_name = job.column_name)
@@ -233,7 +195,25 @@ BEGIN
   END IF;
   SELECT e.model_id INTO _one FROM ml_rag._embeddings(job.store) AS e WHERE e.name = job.embedding;
   IF NOT FOUND THEN
-    PERFORM ml_rag._add_column(job);
+    -- stored and open to whom that of the default embedding is
+    SELECT a.* INTO _default FROM pg_attribute AS a
+    WHERE a.attrelid = job.store AND a.attname = job.default_column AND NOT a.attisdropped;
+    EXECUTE format('ALTER TABLE %s ADD COLUMN %I %s', _relation, job.column_name, job.type);
+    -- Citus refuses it, and the default of the type mostly is what is there
+    IF NOT ml_rag._is_distributed(job.store) THEN
+      EXECUTE format('ALTER TABLE %s ALTER COLUMN %I SET STORAGE %s', _relation, job.column_name,
+        CASE _default.attstorage WHEN 'p' THEN 'PLAIN' WHEN 'e' THEN 'EXTERNAL' WHEN 'm' THEN 'MAIN' ELSE 'EXTENDED' END);
+    END IF;
+    EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _relation, job.column_name,
+      -- with the columns that the marker of the default one names
+      ml_rag._mark_keys(format('GENAI_OPTIONS=EMBED_MODEL_ID=%s,EMBEDDING=%s', job.model_id, job.embedding), coalesce((
+        SELECT jsonb_object_agg(upper(c.key), c.value)
+        FROM jsonb_each_text(ml_rag._marked_columns(col_description(job.store, _default.attnum))) AS c), '{}')));
+    FOR _grant IN SELECT * FROM aclexplode(_default.attacl) LOOP
+      EXECUTE format('GRANT %s (%I) ON %s TO %s%s', _grant.privilege_type, job.column_name, _relation,
+        CASE _grant.grantee WHEN 0 THEN 'PUBLIC' ELSE _grant.grantee::regrole::text END,
+        CASE WHEN _grant.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END);
+    END LOOP;
   ELSIF _one.model_id <> job.model_id THEN
     RAISE EXCEPTION USING ERRCODE = '55006',
       MESSAGE = format('another session has just added an embedding "%s" to "%s"', job.embedding, job.store),
@@ -259,9 +239,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._index_embedding(job ml_rag._embedding_job) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the index that is wanted, unless there is one of its kind, or any where the caller left it open, and fresh
 -- statistics; nobody can write to the table while the index is built
 -- Writes: an index, as the caller
@@ -291,9 +269,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._warn_of_embedding(store regclass, name text, failed bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: what the caller has to know of an embedding that was filled
 DECLARE
   _found record := ml_rag._find_embedding(store, name);

@@ -1,16 +1,33 @@
 -- adopt: tables of vectors that other programs made, found from then on like any other store.
 
-CREATE FUNCTION ml_rag._known_shape(relation oid, OUT kind text, OUT columns jsonb)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: which program made a relation, by the columns it has, and what it calls them; null = none that is known
+CREATE FUNCTION ml_rag._column_like(relation oid, names text[], types regtype[]) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+-- purpose: the column of one of those types that has the first of the names, in any case; null = none  Reads: the catalog
+BEGIN
+  RETURN (SELECT a.attname FROM pg_attribute AS a
+          WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped AND lower(a.attname) = ANY (names)
+            AND (types IS NULL OR a.atttypid = ANY (types))
+          ORDER BY array_position(names, lower(a.attname)) LIMIT 1);
+END
+$$;
+
+CREATE FUNCTION ml_rag._adopted_columns(relation oid, given jsonb, OUT kind text, OUT columns jsonb)
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+-- purpose: which column of a relation is what: as the call says, else as the program that made it has it, else by usual names
 -- Reads: the catalog
 DECLARE
+  _texts CONSTANT regtype[] := '{text,varchar}';
+  _vectors CONSTANT regtype[] := ARRAY['@vector@.vector'::regtype, '@vector@.halfvec'::regtype];
+  _embeddings text[] := ARRAY(SELECT a.attname FROM pg_attribute AS a
+                              WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid = ANY (_vectors)
+                              ORDER BY a.attnum);
   _names text[] := ARRAY(SELECT a.attname FROM pg_attribute AS a
                          WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum);
+  -- what the program that made it calls its columns
+  _known jsonb;
+  _column record;
 BEGIN
-  SELECT s.kind, s.columns INTO kind, columns
+  SELECT s.kind, s.columns INTO kind, _known
   FROM (VALUES
     (1, 'langchain-postgres PGVector', '{collection_id,embedding,document,cmetadata}'::text[],
       '{"segment_embedding": "embedding", "segment": "document", "metadata": "cmetadata", "document_id": "id"}'::jsonb),
@@ -24,39 +41,7 @@ BEGIN
       '{"segment_embedding": "embedding", "segment": "content", "metadata": "meta", "document_id": "id"}')
   ) AS s (place, kind, needed, columns)
   WHERE s.needed <@ _names ORDER BY s.place LIMIT 1;
-  columns := (SELECT coalesce(jsonb_object_agg(c.key, c.value), '{}') FROM jsonb_each_text(columns) AS c WHERE c.value = ANY (_names));
-END
-$$;
-
-CREATE FUNCTION ml_rag._column_like(relation oid, names text[], types regtype[]) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the column of one of those types that has the first of the names, in any case; null = none  Reads: the catalog
-BEGIN
-  RETURN (SELECT a.attname FROM pg_attribute AS a
-          WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped AND lower(a.attname) = ANY (names)
-            AND (types IS NULL OR a.atttypid = ANY (types))
-          ORDER BY array_position(names, lower(a.attname)) LIMIT 1);
-END
-$$;
-
-CREATE FUNCTION ml_rag._adopted_columns(relation oid, given jsonb, OUT kind text, OUT columns jsonb)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: which column of a relation is what: as the call says, else as the program that made it has it, else by usual names
--- Reads: the catalog
-DECLARE
-  _texts CONSTANT regtype[] := '{text,varchar}';
-  _vectors CONSTANT regtype[] := ARRAY['@vector@.vector'::regtype, '@vector@.halfvec'::regtype];
-  _embeddings text[] := ARRAY(SELECT a.attname FROM pg_attribute AS a
-                              WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid = ANY (_vectors)
-                              ORDER BY a.attnum);
-  _known record := ml_rag._known_shape(relation);
-  _column record;
-BEGIN
-  kind := coalesce(_known.kind, 'columns by their names');
+  kind := coalesce(kind, 'columns by their names');
   columns := jsonb_strip_nulls(jsonb_build_object(
       'segment_embedding', CASE cardinality(_embeddings) WHEN 1 THEN _embeddings[1]
         ELSE ml_rag._column_like(relation, '{segment_embedding,embedding,embeddings,vector}', _vectors) END,
@@ -66,7 +51,8 @@ BEGIN
       'segment_number', ml_rag._column_like(relation, '{segment_number,chunk_number,chunk_index,chunk_seq,chunk_id}',
         '{smallint,integer,bigint}'),
       'metadata', ml_rag._column_like(relation, '{metadata,meta,cmetadata,attributes}', '{json,jsonb}')))
-    || _known.columns || coalesce(given, '{}');
+    || (SELECT coalesce(jsonb_object_agg(c.key, c.value), '{}') FROM jsonb_each_text(_known) AS c WHERE c.value = ANY (_names))
+    || coalesce(given, '{}');
   FOR _column IN SELECT c.key, c.value FROM jsonb_each_text(columns) AS c LOOP
     IF NOT EXISTS (SELECT FROM pg_attribute AS a
                    WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped AND a.attname = _column.value
@@ -92,9 +78,7 @@ $$;
 
 CREATE FUNCTION ml_rag._compare_sample(relation regclass, columns jsonb, model_id text, n integer, collection text, OUT checked integer,
   OUT similarity numeric)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: rows of a relation at random, of one collection where it has several (columns names the column), embedded again, and
 -- the least cosine similarity of a new and an old vector; one of zeros has none to any
 -- Reads: the relation, as the caller  Errors: 22000, 22023
@@ -137,9 +121,7 @@ $$;
 
 CREATE FUNCTION ml_rag._check_sample(relation regclass, columns jsonb, model_id text, n integer, OUT checked integer,
   OUT similarity numeric)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: that the model makes the vectors that are there, of each collection by itself: programs embed them with different models
 -- Reads: the relation, as the caller
 DECLARE
@@ -161,9 +143,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._collection_view(relation regclass, collection text, view_name text) RETURNS regclass
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: a view of one collection of langchain_pg_embedding, made anew; rights of whoever asks where the server has that
 -- Reads: langchain_pg_collection  Writes: the view, as the caller
 DECLARE
@@ -202,9 +182,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag.adopt(relation regclass, options jsonb DEFAULT NULL) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the marker of a table that another program made
 -- Reads: the relation  Writes: the comment of its column, as the caller
 DECLARE

@@ -1,9 +1,7 @@
 -- citus: a store as a distributed table of Citus: its shards, their keyword indexes, and the table by way of which they are asked.
 
 CREATE FUNCTION ml_rag._shard_key(store regclass) RETURNS name
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the column by which the rows of a store go to shards: of a table with a vectorizer any of Citus's, or the first of its key
 BEGIN
   RETURN CASE WHEN NOT ml_rag._has_vectorizer(store) THEN 'document_id'
@@ -13,9 +11,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._check_distribution(store regclass) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: that a store of the caller's can be a distributed table, and still do what it does
 DECLARE
   _key name;
@@ -57,9 +53,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._place_calls(store regclass) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the table of calls of a distributed store: one row in each shard, of any key that belongs there, with the shard's id
 -- Everybody may read these numbers: what is asked by way of them is answered to a role that may read the store.
 -- Writes: a new table, as the caller

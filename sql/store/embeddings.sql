@@ -3,9 +3,7 @@
 -- and has the question embedded for one of its columns, searches that column, whatever has become the default meanwhile.
 
 CREATE FUNCTION ml_rag._check_embedding_table(store regclass, not_on_shards text DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether a relation can get embeddings, and from this caller; not_on_shards: why shards of Citus cannot have what it gets
 DECLARE
   _parts oid[];
@@ -46,9 +44,7 @@ $$;
 
 CREATE FUNCTION ml_rag._find_embedding(store regclass, name text, OUT column_name name, OUT attnum smallint,
   OUT model_id text, OUT is_default boolean)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: an embedding of a store, or the error
 BEGIN
   SELECT e.column_name, e.attnum, e.model_id, e.is_default INTO column_name, attnum, model_id, is_default
@@ -63,9 +59,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._pending(store regclass, column_name name, segment name) RETURNS bigint
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: how many rows have a text and no embedding in that column
 -- Reads: the store, as the caller
 DECLARE
@@ -78,10 +72,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._drop_column(store regclass, column_name name, attnum smallint) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-SET citus.enable_unsafe_triggers = on
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET citus.enable_unsafe_triggers = on AS $$
 -- purpose: drop an embedding's column, and its trigger, which depends on it
 -- Writes: the table's definition, as the caller
 DECLARE
@@ -96,9 +87,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag.use_embedding(store regclass, name text, allow_pending boolean DEFAULT false) RETURNS text
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: another default embedding, by the comments alone: a lock that neither readers nor writers wait for
 -- Reads: the store, as the caller  Writes: the comments of its columns
 DECLARE
@@ -159,10 +148,7 @@ allow_pending: also where rows have none yet. Errors: 42704 no such embedding; 5
 dropped or disabled; those of ml_rag.add_embedding about the table.$$;
 
 CREATE FUNCTION ml_rag.drop_embedding(store regclass, name text) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-SET citus.enable_unsafe_triggers = on
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT SET citus.enable_unsafe_triggers = on AS $$
 -- Writes: the table's definition, as the caller
 DECLARE
   _found record;
@@ -200,9 +186,7 @@ Calls that have found the store by it just then fail with 42703. Errors: 2BP01 o
 CREATE FUNCTION ml_rag.embeddings(store regclass)
 RETURNS TABLE (name text, column_name name, embed_model_id text, type text, dimensions integer, indexes text[],
                segments bigint, pending bigint, is_default boolean)
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 2
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 2 SET search_path FROM CURRENT AS $$
 -- purpose: the embeddings of a store that the caller may read  Reads: the store, as the caller
 DECLARE
   _relation text;

@@ -35,9 +35,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._text_columns(store regclass, segment name) RETURNS name[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the columns that a text is in: itself, or those that it is generated of  Reads: the catalog
 DECLARE
   _attnum smallint;
@@ -59,9 +57,7 @@ $$;
 
 CREATE FUNCTION ml_rag._embedding_trigger(relation oid, attnum smallint, OUT name name, OUT segment name, OUT is_on boolean,
   OUT later name)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the trigger that keeps an embedding true to its text: the column of the text, null where it is generated, whether it
 -- has been on all the
 -- time (ENABLE TRIGGER makes another state of it), and another trigger that runs after it; null = there is none
@@ -94,9 +90,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._later_trigger(store regclass, name name) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: complain about a trigger that could change the text after ours has looked at it
 BEGIN
   RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('trigger "%s" of "%s" runs after that of ml_rag', name, store),
@@ -107,9 +101,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._has_texts(relation oid) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether segment and document_name are generated, as a vectorizer makes them  Reads: the catalog
 BEGIN
   RETURN 2 = (SELECT count(*) FROM pg_attribute AS a
@@ -120,7 +112,6 @@ $$;
 
 CREATE FUNCTION ml_rag._follow_texts(store regclass, column_name name, segment name) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
 -- the trigger reads and writes nothing but the row
 SET citus.enable_unsafe_triggers = on
 AS $$
@@ -149,9 +140,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._notice_changes(store regclass, column_name name, segment name) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the same for ml_embed_table, where it can be; where not, a notice
 DECLARE
   _owner oid;

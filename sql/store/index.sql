@@ -2,9 +2,7 @@
 
 CREATE FUNCTION ml_rag._index_definition(options jsonb, distance_metric text, type text, OUT method text, OUT class text,
   OUT storage text)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: option index, for a column of that type, as the parts of CREATE INDEX; method null = no index
 -- class: one of another type than the column's is of smaller vectors, see ml_rag._index_element
 -- Reads: ml_rag.metric, the catalog
@@ -54,9 +52,7 @@ $$;
 
 CREATE FUNCTION ml_rag._index_element(store oid, column_name name, class text, OUT element text, OUT most integer, OUT dimensions integer,
   OUT type text)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: what an index with an operator class of ml_rag._index_definition is of: the column, or smaller vectors made of it
 -- most: dimensions that such an index can have  Reads: the catalog
 DECLARE
@@ -74,9 +70,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._create_index(store regclass, method text, element text, storage text) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: build an approximate index; says so where that takes long, since PostgreSQL lets no notice through meanwhile
 -- Writes: an index, as the caller
 DECLARE

@@ -1,9 +1,7 @@
 -- load: documents to vector stores: server files by vector_store_load, anything by load_documents.
 
 CREATE FUNCTION ml_rag._check_file_privilege() RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: stop a caller who may not read the server's files
 -- Python below calls this too before it opens anything: those functions can be called by themselves.
 BEGIN
@@ -13,14 +11,6 @@ BEGIN
       HINT = 'Ask for GRANT pg_read_server_files, or load from the client''s side with "ml-rag load".';
   END IF;
 END
-$$;
-
-CREATE FUNCTION ml_rag._find_files(uri text, OUT found jsonb, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-@BACKEND@
-return backend.find_files(plpy, uri)
 $$;
 
 CREATE PROCEDURE ml_rag._load_files(job jsonb, INOUT outcome jsonb DEFAULT NULL, INOUT error jsonb DEFAULT NULL)
@@ -33,25 +23,13 @@ return backend.load_files(plpy, job)
 $$;
 
 CREATE FUNCTION ml_rag._load_contents(job jsonb, names text[], contents bytea[], OUT outcome jsonb, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 @BACKEND@
 return backend.load_contents(plpy, job, names, contents)
 $$;
 
-CREATE FUNCTION ml_rag._unchanged_contents(job jsonb, names text[], sha256 text[], OUT outcome jsonb, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
-@BACKEND@
-return backend.unchanged_contents(plpy, job, names, sha256)
-$$;
-
 CREATE FUNCTION ml_rag._check_given(name text, given jsonb) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether an object can go into the metadata of each segment: it is short, and has no key that loads write
 DECLARE
   _taken CONSTANT text[] := '{format,file_name,file_type,file_size,source,left_out,creation_date,last_modified_date,'
@@ -64,42 +42,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._parse_file_dates(dates jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: option file_dates, each object checked: dates as filters compare them, by code point
-DECLARE
-  _given jsonb;
-  _one jsonb;
-  _key text;
-  _value text;
-  _parsed jsonb := '[]';
-BEGIN
-  FOR _given IN SELECT d FROM jsonb_array_elements(dates) AS d LOOP
-    IF jsonb_typeof(_given) <> 'object' THEN
-      PERFORM ml_rag._bad_option('file_dates', _given, 'an array of objects');
-    END IF;
-    _one := ml_rag.parse_options('file_dates', _given);
-    FOR _key, _value IN SELECT d.key, d.value FROM jsonb_each_text(_one) AS d LOOP
-      BEGIN
-        IF _value !~ '^\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:\d\d)?)?$' OR _value::timestamptz IS NULL THEN
-          RAISE EXCEPTION USING ERRCODE = '22007';
-        END IF;
-      EXCEPTION WHEN data_exception THEN
-        PERFORM ml_rag._bad_option(_key, to_jsonb(left(_value, 100)), 'a date as ISO 8601, such as 2026-11-22T09:30:00Z');
-      END;
-    END LOOP;
-    _parsed := _parsed || jsonb_build_array(_one);
-  END LOOP;
-  RETURN _parsed;
-END
-$$;
-
 CREATE FUNCTION ml_rag._parse_chunking(options jsonb, may_be_function boolean DEFAULT false) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the object chunking; may_be_function: whether "split_by" may name a function of the caller's
 DECLARE
   _known CONSTANT text[] := '{auto,paragraph,sentence,page,tokens}';
@@ -127,12 +71,15 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._parse_load_options(routine text, options jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: the options of a loading routine, with those of the object chunking and of file_dates, metadata checked
 DECLARE
   _parsed jsonb := ml_rag.parse_options($1, $2);
+  _given jsonb;
+  _one jsonb;
+  _key text;
+  _value text;
+  _dates jsonb := '[]';
 BEGIN
   PERFORM ml_rag._check_given('metadata', _parsed -> 'metadata') WHERE _parsed ? 'metadata';
   PERFORM ml_rag._check_given(format('document_metadata.%s', m.key), m.value)
@@ -146,16 +93,31 @@ BEGIN
   PERFORM ml_rag._bad_option('document_metadata', to_jsonb(count(*)), 'at most 1000 patterns, keys with * or ?')
   FROM jsonb_object_keys(_parsed -> 'document_metadata') AS k WHERE k ~ '[*?]' HAVING count(*) > 1000;
   IF _parsed ? 'file_dates' THEN
-    _parsed := jsonb_set(_parsed, '{file_dates}', ml_rag._parse_file_dates(_parsed -> 'file_dates'));
+    -- dates as filters compare them, by code point
+    FOR _given IN SELECT d FROM jsonb_array_elements(_parsed -> 'file_dates') AS d LOOP
+      IF jsonb_typeof(_given) <> 'object' THEN
+        PERFORM ml_rag._bad_option('file_dates', _given, 'an array of objects');
+      END IF;
+      _one := ml_rag.parse_options('file_dates', _given);
+      FOR _key, _value IN SELECT d.key, d.value FROM jsonb_each_text(_one) AS d LOOP
+        BEGIN
+          IF _value !~ '^\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:\d\d)?)?$' OR _value::timestamptz IS NULL THEN
+            RAISE EXCEPTION USING ERRCODE = '22007';
+          END IF;
+        EXCEPTION WHEN data_exception THEN
+          PERFORM ml_rag._bad_option(_key, to_jsonb(left(_value, 100)), 'a date as ISO 8601, such as 2026-11-22T09:30:00Z');
+        END;
+      END LOOP;
+      _dates := _dates || jsonb_build_array(_one);
+    END LOOP;
+    _parsed := jsonb_set(_parsed, '{file_dates}', _dates);
   END IF;
   RETURN jsonb_set(_parsed, '{chunking}', ml_rag._parse_chunking(_parsed -> 'chunking', true));
 END
 $$;
 
 CREATE FUNCTION ml_rag._load_job(store regclass, embed_model_id text, options jsonb) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: what Python needs to know to load documents into a store; options are parsed ones
 -- splitter: the function of the caller's that splits; its documents come whole from the model server
 DECLARE
@@ -190,14 +152,12 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._begin_load(uri text, options jsonb, path name[]) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: check everything before the first file, make the store where there is none, return the job
 DECLARE
   _options jsonb := ml_rag._with_dimensions(ml_rag._parse_load_options('vector_store_load', options));
   _model text := _options ->> 'embed_model_id';
-  _found record;
+  _found jsonb;
   _name record;
   _store regclass;
 BEGIN
@@ -208,10 +168,9 @@ BEGIN
   PERFORM ml_rag._index_definition(_options -> 'index', _options ->> 'distance_metric', 'vector');
   PERFORM ml_rag._check_file_privilege();
   PERFORM ml_rag._check_writable('documents cannot be loaded');
-  SELECT f.* INTO _found FROM ml_rag._find_files(uri) AS f;
-  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
-  _name := ml_rag._store_name(_options, _found.found ->> 'table_name', path);
-  PERFORM ml_rag._lock_store(_name.schema_name, _name.table_name);
+  _found := ml_rag._python('find_files', jsonb_build_array(uri));
+  _name := ml_rag._store_name(_options, _found ->> 'table_name', path);
+  PERFORM pg_advisory_xact_lock(ml_rag._store_key(_name.schema_name, _name.table_name));
   _store := to_regclass(format('%I.%I', _name.schema_name, _name.table_name));
   IF _store IS NOT NULL AND NOT _options ? 'schema_name' THEN
     -- again, as anybody can make the lock be waited for
@@ -223,8 +182,7 @@ BEGIN
       _options ->> 'language');
   END IF;
   RETURN ml_rag._load_job(_store, _model, _options) || jsonb_build_object(
-    'files', _found.found -> 'files', 'left_out', _found.found -> 'left_out',
-    'base', _found.found -> 'base', 'patterns', _found.found -> 'patterns',
+    'files', _found -> 'files', 'left_out', _found -> 'left_out', 'base', _found -> 'base', 'patterns', _found -> 'patterns',
     -- null where the caller left it open: then any index on the store will do
     'index', CASE WHEN options ->> 'distance_metric' IS NOT NULL THEN _options -> 'distance_metric' END,
     'index_options', _options -> 'index');
@@ -232,9 +190,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._failure_reasons(failed jsonb) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: failed documents of a load by reason: error, hint, the number of them, the first as example with its detail
 BEGIN
   RETURN coalesce((
@@ -248,9 +204,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._end_load(job jsonb, outcome jsonb) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the index, a warning for each reason for which files failed, and the result
 -- Warnings go to the log of PostgreSQL, and what a parser says of a document can quote it: that is in the result only.
 DECLARE
@@ -258,7 +212,7 @@ DECLARE
   _reasons jsonb := ml_rag._failure_reasons(outcome -> 'failed');
   _reason record;
 BEGIN
-  PERFORM ml_rag._lock_store(_store);
+  PERFORM pg_advisory_xact_lock(ml_rag._store_key(_store));
   PERFORM ml_rag.index_store(_store, job ->> 'index', nullif(job -> 'index_options', 'null'));
   FOR _reason IN
     SELECT r.* FROM jsonb_to_recordset(_reasons)
@@ -284,9 +238,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._uris(uri text) RETURNS text[]
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: one URI, or those of a JSON array of 1 to 100, each of which names something
 DECLARE
   _given jsonb;
@@ -308,17 +260,14 @@ BEGIN
   END IF;
   -- a misspelt one is noticed before the first is loaded
   IF cardinality(_uris) > 1 THEN
-    PERFORM ml_rag._raise(f.error) FROM unnest(_uris) AS u CROSS JOIN LATERAL ml_rag._find_files(u) AS f
-    WHERE f.error IS NOT NULL;
+    PERFORM ml_rag._python('find_files', jsonb_build_array(u)) FROM unnest(_uris) AS u;
   END IF;
   RETURN _uris;
 END
 $$;
 
 CREATE FUNCTION ml_rag._into_same_store(options jsonb, job jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: the options of a load with the store of the URI before
 BEGIN
   RETURN coalesce(nullif(options, 'null'), '{}') || (
@@ -328,9 +277,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._add_loads(a jsonb, b jsonb) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: the results of two loads into one store as one
 BEGIN
   RETURN CASE WHEN a IS NULL THEN b ELSE b - 'unmatched' || jsonb_strip_nulls(jsonb_build_object('unmatched', (
@@ -428,9 +375,7 @@ Errors: 22023 bad option, no such file, table that is not a vector store; 22000 
 
 CREATE FUNCTION ml_rag.load_documents(store regclass, names text[], contents bytea[], options jsonb DEFAULT NULL)
 RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: documents the client sends, into a store
 -- Writes: the store, as the caller
 DECLARE
@@ -476,9 +421,7 @@ Errors: as vector_store_load.$$;
 
 CREATE FUNCTION ml_rag.load_document(store regclass, document_name text, content bytea, options jsonb DEFAULT NULL)
 RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 BEGIN
   RETURN ml_rag.load_documents($1, ARRAY[$2], ARRAY[$3], $4);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
@@ -491,21 +434,14 @@ Errors: as vector_store_load.$$;
 
 CREATE FUNCTION ml_rag.unchanged_documents(store regclass, names text[], sha256 text[], options jsonb DEFAULT NULL)
 RETURNS SETOF text
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: what a client need not send
 DECLARE
   _options jsonb;
-  _job jsonb;
-  _outcome record;
 BEGIN
   _options := ml_rag._parse_load_options('load_documents', $4);
-  _job := ml_rag._load_job(store, _options ->> 'embed_model_id', _options);
-  SELECT o.* INTO _outcome FROM ml_rag._unchanged_contents(_job, ARRAY(SELECT unnest(names)),
-    ARRAY(SELECT unnest(sha256))) AS o;
-  PERFORM ml_rag._raise(_outcome.error) WHERE _outcome.error IS NOT NULL;
-  RETURN QUERY SELECT jsonb_array_elements_text(_outcome.outcome);
+  RETURN QUERY SELECT jsonb_array_elements_text(ml_rag._python('unchanged_contents', jsonb_build_array(
+    ml_rag._load_job(store, _options ->> 'embed_model_id', _options), ARRAY(SELECT unnest(names)), ARRAY(SELECT unnest(sha256)))));
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
 @RAISE@
 END

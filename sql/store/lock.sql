@@ -2,17 +2,13 @@
 -- Any role can take any advisory lock, see docs/security.md; no other one outlives a transaction.
 
 CREATE FUNCTION ml_rag._store_key(schema_name name, table_name name) RETURNS bigint
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: what loads into one store lock; by name and not by oid, since two may both be about to create it
 SELECT hashtextextended(format('ml_rag load %I.%I', $1, $2), 0)
 $$;
 
 CREATE FUNCTION ml_rag._store_key(store oid) RETURNS bigint
-LANGUAGE plpgsql VOLATILE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 DECLARE
   _key bigint;
 BEGIN
@@ -27,26 +23,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._lock_store(schema_name name, table_name name) RETURNS void
-LANGUAGE sql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: one load at a time into a store, until the end of the transaction; the wait can be cancelled
-SELECT pg_advisory_xact_lock(ml_rag._store_key($1, $2))
-$$;
-
-CREATE FUNCTION ml_rag._lock_store(store oid) RETURNS void
-LANGUAGE sql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the same for a store that exists; complains where it no longer does
-SELECT pg_advisory_xact_lock(ml_rag._store_key($1))
-$$;
-
 CREATE FUNCTION ml_rag._lock_embedding(store regclass, name text) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: one session at a time fills an embedding: until the end of the transaction, and then again
 DECLARE
   _key bigint := hashtextextended(format('ml_rag embedding %s %s', store::oid, name), 0);
@@ -66,9 +44,7 @@ $$;
 
 CREATE FUNCTION ml_rag._lock_table(store regclass, mode text, longest numeric DEFAULT 10, call integer DEFAULT NULL)
 RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: a lock of a table until the end of the transaction, without holding others up while it is waited for
 -- Whoever wants the table queues behind a lock that is waited for: so each wait is short at first, and at most longest
 -- seconds, and in between the others are let through. The caller's own lock_timeout ends the waiting.

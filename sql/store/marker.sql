@@ -11,9 +11,7 @@
 -- all that says so: it is dumped, renamed and dropped together with the column, and only the table's owner can change it.
 
 CREATE FUNCTION ml_rag._marker_pattern() RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: a regular expression of a marker up to and with its model: what stands before that, and the model
 BEGIN
   RETURN '(GENAI_OPTIONS=[^ \t\n\r\f\v]*?EMBED_MODEL_ID=)([^,; \t\n\r\f\v]+)(?=[,; \t\n\r\f\v]|$)';
@@ -21,9 +19,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._marked_model(comment text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the embedding model that the comment of a column names; null = none
 -- Its beginning only: anybody may write a comment of 1 GB, and discovery reads it for everybody.
 DECLARE
@@ -43,9 +39,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._marker(comment text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the marker that _marked_model reads, from its beginning to its end; null = none
 DECLARE
   _at integer := strpos(comment, 'GENAI_OPTIONS=');
@@ -61,9 +55,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._marked_key(comment text, key text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the value of another key of the marker that _marked_model reads; null = it is not there
 BEGIN
   -- its first key has no comma before it
@@ -73,9 +65,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._marked_columns(comment text) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the columns that a marker names, {"segment": …}, by the keys of vector_store_columns, and "key", columns with + between
 -- them; null = none, as mostly
 DECLARE
@@ -94,9 +84,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._embedding_comment(store ml_rag.store) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: the comment of the vectors of a store  Reads: the catalog
 BEGIN
   RETURN (SELECT col_description(a.attrelid, a.attnum) FROM pg_attribute AS a
@@ -105,9 +93,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._check_keeper(store ml_rag.store, what text) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: stop before measuring where the caller could not keep the result in the marker; what: a limit, an index setting
 BEGIN
   IF NOT pg_has_role((SELECT c.relowner FROM pg_class AS c WHERE c.oid = store.relation), 'USAGE') THEN
@@ -122,9 +108,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._keep(store ml_rag.store, keys jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: keep these keys in the marker of a store, without those of null
 -- Writes: the comment of the column, as the caller  Errors: 42501
 BEGIN
@@ -134,9 +118,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._kept_limit(stores ml_rag.store[]) RETURNS numeric
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the smallest max_distance that ml_rag.calibrate has kept for one of the stores; null = for none
 BEGIN
   RETURN (
@@ -147,9 +129,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._tuned(comment text) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: what ml_rag.tune_index has kept in a marker, {"ef_search", "probes", "rescore", "recall", "tuned_rows"}, those that
 -- are there; null if it has kept nothing
 BEGIN
@@ -167,9 +147,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._mark_embedding(comment text, name text, is_default boolean) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the comment with that name in its marker, as the default embedding or not; the same where it has no marker
 DECLARE
   _marker text := ml_rag._marker(comment);
@@ -187,9 +165,7 @@ $$;
 CREATE FUNCTION ml_rag._embeddings(relation oid)
 RETURNS TABLE (name text, column_name name, attnum smallint, model_id text, type text, dimensions integer,
                is_default boolean, comment text)
-LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 2
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 2 SET search_path FROM CURRENT AS $$
 -- purpose: the embeddings of a relation, the default one first, if any; the name of one that has none is its model's id
 -- Reads: the catalog
 BEGIN
@@ -214,9 +190,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._default_column(relation oid) RETURNS name
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the column of the default embedding; segment_embedding where the relation has none
 BEGIN
   RETURN coalesce((SELECT e.column_name FROM ml_rag._embeddings(relation) AS e WHERE e.is_default), 'segment_embedding');
@@ -224,9 +198,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._embedding(store ml_rag.store, name text) RETURNS ml_rag.store
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the store with its embedding of that name in place of the one it was found with (name null: that one); null
 -- where it has none of that name, or the caller may not read its column
 -- Reads: the catalog
@@ -252,9 +224,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._mark_keys(comment text, keys jsonb) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the comment with these keys in its marker, a key of null without; a comment without a marker gets one at its end
 DECLARE
   _marker text := ml_rag._marker(comment);

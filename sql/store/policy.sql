@@ -9,9 +9,7 @@
 -- function, which costs less than any operator, but more than a subscript: docs/security.md says what remains.
 
 CREATE FUNCTION ml_rag._make_visible(relation regclass, types text[], condition text) RETURNS text
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the function that the policy of a table asks; returns its name, which has the table's OID so that none is in its way
 -- condition: SQL with $1, … of these types; as a parsed body it follows when a table that it reads is renamed
 -- Writes: a new function, of the table's owner

@@ -1,9 +1,7 @@
 -- serve: a store as a shard of another server's: the view beside it, and what answers requests.
 
 CREATE FUNCTION ml_rag._describe_index(index ml_rag.keyword_index) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the keyword index of a store as it must be on all its shards
 BEGIN
   RETURN jsonb_build_object('segment', index.segment, 'key', index.key, 'configuration', index.configuration, 'k1', index.k1,
@@ -12,9 +10,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._describe(store regclass) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: what a store and its shards must have in common
 BEGIN
   RETURN jsonb_build_object('columns', (
@@ -27,27 +23,11 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._open_shard(store regclass) RETURNS oid
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the store of the view beside it, noted for ml_rag._answer_request: whoever may read the view may send it requests
 BEGIN
   PERFORM set_config('ml_rag.shard', store::oid::text, true);
   RETURN store;
-END
-$$;
-
-CREATE FUNCTION ml_rag._shard_request(request ml_rag.request) RETURNS ml_rag.request
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: what another server asks for, with what is the same in all such requests: as many hits as its arm brings, no more
-BEGIN
-  request.n_citations := (request.arms[1]).candidates;
-  request.fusion := 'weighted';
-  request.segment_overlap := 0;
-  request.options := coalesce(request.options, '{}');
-  RETURN request;
 END
 $$;
 
@@ -143,9 +123,7 @@ $$;
 CREATE AGGREGATE ml_rag._shard_answer(oid, jsonb) (SFUNC = ml_rag._answer_request, STYPE = jsonb, PARALLEL = UNSAFE);
 
 CREATE FUNCTION ml_rag._answer_on_worker(shard text, request jsonb) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the answer of a shard of Citus, which calls it on the worker, as whoever searches; null of a shard that is not there
 BEGIN
   RETURN CASE WHEN shard IS NOT NULL THEN ml_rag._answer_request(NULL, ml_rag._open_shard(shard::regclass), request) END;
@@ -154,7 +132,6 @@ $$;
 
 CREATE FUNCTION ml_rag._serve(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
 -- pg_get_viewdef follows it
 SET quote_all_identifiers = off
 AS $$

@@ -1,9 +1,7 @@
 -- shards: partitions of a store that move to other servers, and back.
 
 CREATE FUNCTION ml_rag._partition(store regclass, partition integer, OUT relation regclass, OUT partitions integer)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: a hash partition of a store, by its remainder, and how many there are; for the owner of the store
 DECLARE
   _bounds text;
@@ -24,14 +22,22 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._check_server(server name) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: that shards can be on a foreign server, and that the caller may use it
+CREATE FUNCTION ml_rag._check_server(store regclass, server name, schema_name name, table_name name) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+-- purpose: that shards can be on a foreign server, that the caller may use it, and that the table there is no shard of the store yet:
+-- its rows would be found twice. The definitions are compared: a server that has two addresses is not recognized.
 DECLARE
   _wrapper name := (SELECT w.fdwname FROM pg_foreign_server AS s JOIN pg_foreign_data_wrapper AS w ON w.oid = s.srvfdw
                     WHERE s.srvname = server);
+  _where CONSTANT text[] := '{host,hostaddr,port,dbname}';
+  _shard regclass := (
+    SELECT s.shard FROM ml_rag._shards(store) AS s JOIN pg_foreign_table AS f ON f.ftrelid = s.shard
+    JOIN pg_foreign_server AS o ON o.oid = f.ftserver
+    WHERE f.ftoptions @> ARRAY[concat('schema_name=', schema_name), concat('table_name=', table_name)]
+      AND ARRAY(SELECT u FROM unnest(o.srvoptions) AS u WHERE split_part(u, '=', 1) = ANY (_where) ORDER BY u)
+        = ARRAY(SELECT u FROM pg_foreign_server AS n CROSS JOIN unnest(n.srvoptions) AS u
+                WHERE n.srvname = _check_server.server AND split_part(u, '=', 1) = ANY (_where) ORDER BY u)
+    LIMIT 1);
 BEGIN
   IF _wrapper IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('server "%s" does not exist', coalesce(server, 'NULL')),
@@ -50,13 +56,17 @@ BEGIN
         SELECT FROM pg_foreign_server AS s CROSS JOIN LATERAL pg_options_to_table(s.srvoptions) AS o
         WHERE s.srvname = server AND o.option_name = 'extensions') THEN 'SET' ELSE 'ADD' END);
   END IF;
+  IF _shard IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('table %I.%I of server "%s" is a shard of "%s" already', schema_name, table_name, server, store),
+      DETAIL = format('It is partition "%s".', _shard),
+      HINT = 'Make another store on that server by ml_rag.create_store with "shard": true, and name it in "table_name".';
+  END IF;
 END
 $$;
 
 CREATE FUNCTION ml_rag._check_sharding(store regclass) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: that a store has nothing that its shards could not keep up, nor what goes with a partition or runs as who moves it
 DECLARE
   _why text := CASE
@@ -76,9 +86,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._refuse_policies() RETURNS event_trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 -- purpose: a store with shards gets no row-level security: its readers may SELECT its partitions, where its policies do not apply
 -- As its owner, since whoever alters a table may have no privilege on ml_rag.  Reads: the catalog  Errors: 55000
 DECLARE
@@ -100,9 +108,7 @@ CREATE EVENT TRIGGER ml_rag_refuse_policies ON ddl_command_end WHEN TAG IN ('ALT
 EXECUTE FUNCTION ml_rag._refuse_policies();
 
 CREATE FUNCTION ml_rag._make_shard(store regclass, server name, schema_name name, table_name name) RETURNS regclass
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the foreign table of a shard, not yet a partition, and its table of calls
 -- Writes: new foreign tables, as the caller
 DECLARE
@@ -133,55 +139,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._check_shard(store regclass, shard regclass) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: that the table on the other server is as the store is
-DECLARE
-  _own jsonb := ml_rag._describe(store);
-  _other jsonb := (SELECT a.answer FROM ml_rag._ask_shards(ARRAY[shard], '{"call": "describe"}') AS a);
-  _key text := (SELECT k FROM jsonb_object_keys(_own) AS k WHERE _own -> k IS DISTINCT FROM _other -> k ORDER BY k LIMIT 1);
-BEGIN
-  IF _key IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the shard differs from "%s" in %s', store, _key),
-      DETAIL = format('The store has %s, the shard %s.', _own -> _key, coalesce(left(_other ->> _key, 1000), 'none')),
-      HINT = 'On the shard, ml_rag.create_store with the options of the store and "shard": true makes the same.';
-  END IF;
-END
-$$;
-
-CREATE FUNCTION ml_rag._check_not_taken(store regclass, server name, schema_name name, table_name name) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: that a table on another server is no shard of the store yet: its rows would be found twice
--- The definitions are compared: a server that has two addresses is not recognized.
--- Errors: 55000
-DECLARE
-  _where CONSTANT text[] := '{host,hostaddr,port,dbname}';
-  _shard regclass := (
-    SELECT s.shard FROM ml_rag._shards(store) AS s JOIN pg_foreign_table AS f ON f.ftrelid = s.shard
-    JOIN pg_foreign_server AS o ON o.oid = f.ftserver
-    WHERE f.ftoptions @> ARRAY[concat('schema_name=', schema_name), concat('table_name=', table_name)]
-      AND ARRAY(SELECT u FROM unnest(o.srvoptions) AS u WHERE split_part(u, '=', 1) = ANY (_where) ORDER BY u)
-        = ARRAY(SELECT u FROM pg_foreign_server AS n CROSS JOIN unnest(n.srvoptions) AS u
-                WHERE n.srvname = _check_not_taken.server AND split_part(u, '=', 1) = ANY (_where) ORDER BY u)
-    LIMIT 1);
-BEGIN
-  IF _shard IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000',
-      MESSAGE = format('table %I.%I of server "%s" is a shard of "%s" already', schema_name, table_name, server, store),
-      DETAIL = format('It is partition "%s".', _shard),
-      HINT = 'Make another store on that server by ml_rag.create_store with "shard": true, and name it in "table_name".';
-  END IF;
-END
-$$;
-
 CREATE FUNCTION ml_rag._follow_partitions(store regclass) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: after partitions have come and gone: triggers, privileges and keys as they must be
 -- A partitioned table with foreign partitions can have no unique index; then each partition that is here has the key by itself.
 -- Writes: the definitions of the tables, as the caller
@@ -211,9 +170,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._move_partition(store regclass, partition integer, target regclass) RETURNS bigint
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the rows of a partition to another table, which takes its place; the former one is dropped. Returns how many rows have moved
 -- Writers wait from the beginning, readers for the last moment.
 -- Writes: both tables, and the definition of the store, as the caller
@@ -272,9 +229,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag.attach_shard(store regclass, server name, options jsonb DEFAULT NULL) RETURNS regclass
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- Writes: the store's definition and the shard, as the caller
 DECLARE
   _options jsonb;
@@ -282,16 +237,25 @@ DECLARE
   _schema name;
   _table name;
   _shard regclass;
+  _own jsonb;
+  _other jsonb;
+  _key text;
 BEGIN
   _options := ml_rag.parse_options('attach_shard', $3);
   PERFORM ml_rag._partition(store, (_options -> 'partition')::integer);
-  PERFORM ml_rag._check_server(server);
   SELECT n.nspname, c.relname INTO _names FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
   _schema := coalesce(_options ->> 'schema_name', _names.nspname);
   _table := coalesce(_options ->> 'table_name', _names.relname);
-  PERFORM ml_rag._check_not_taken(store, server, _schema, _table);
+  PERFORM ml_rag._check_server(store, server, _schema, _table);
   _shard := ml_rag._make_shard(store, server, _schema, _table);
-  PERFORM ml_rag._check_shard(store, _shard);
+  _own := ml_rag._describe(store);
+  _other := (SELECT a.answer FROM ml_rag._ask_shards(ARRAY[_shard], '{"call": "describe"}') AS a);
+  _key := (SELECT k FROM jsonb_object_keys(_own) AS k WHERE _own -> k IS DISTINCT FROM _other -> k ORDER BY k LIMIT 1);
+  IF _key IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the shard differs from "%s" in %s', store, _key),
+      DETAIL = format('The store has %s, the shard %s.', _own -> _key, coalesce(left(_other ->> _key, 1000), 'none')),
+      HINT = 'On the shard, ml_rag.create_store with the options of the store and "shard": true makes the same.';
+  END IF;
   PERFORM ml_rag._move_partition(store, (_options -> 'partition')::integer, _shard);
   RETURN _shard;
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
@@ -310,9 +274,7 @@ differs from the store, has rows of its own, or is a shard of the store already,
 of postgres_fdw.$$;
 
 CREATE FUNCTION ml_rag.detach_shard(store regclass, partition integer) RETURNS regclass
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- Writes: the store's definition, and rows, as the caller
 DECLARE
   _old record;

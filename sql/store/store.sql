@@ -1,9 +1,7 @@
 -- store: vector stores as tables: make, check, write, index. store/load fills them.
 
 CREATE FUNCTION ml_rag._refuse_untrusted(store oid) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: that a table to load into, whose schema the call does not name, is of roles whose code may run with the caller's rights
 DECLARE
   _why text := ml_rag._why_untrusted(store);
@@ -19,9 +17,7 @@ $$;
 
 CREATE FUNCTION ml_rag._store_name(options jsonb, default_name text, path name[], OUT schema_name name,
   OUT table_name name)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: which table: the options, else the first in the caller's search_path, else where the caller may create it
 -- A name without its schema is no word of trust: documents go to no table of a role whose code the caller would not run, which could
 -- be of any name, have triggers, and be readable for its owner; to none with such a partition, and to none in such a role's schema.
@@ -62,9 +58,7 @@ $$;
 
 CREATE FUNCTION ml_rag._check_store(store regclass, embed_model_id text, OUT model_id text, OUT dimensions integer,
   OUT embedding_type text, OUT column_name name)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether documents can be loaded into a relation, and its default embedding; embed_model_id null = whatever its
 -- marker says
 DECLARE
@@ -110,9 +104,7 @@ $$;
 CREATE FUNCTION ml_rag._make_store(schema_name name, table_name name, model_id text, description text, language text,
   partitions integer DEFAULT NULL)
 RETURNS regclass
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: an empty vector store, with its keyword index; partitions: by document, null = none
 -- Writes: a new table, as the caller
 DECLARE
@@ -163,9 +155,7 @@ $$;
 
 CREATE FUNCTION ml_rag._document_states(store regclass, names text[])
 RETURNS TABLE (document_name text, metadata jsonb)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: which of the documents the store has, and the metadata of a segment of each  Reads: the store, as the caller
 BEGIN
   RETURN QUERY EXECUTE format(CASE WHEN ml_rag._is_distributed(store)
@@ -178,13 +168,11 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._label_document(store oid, name text, given jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: add to the metadata of a document, whose keys are no longer those of its file
 -- Writes: the store, as the caller
 BEGIN
-  PERFORM ml_rag._lock_store(store);
+  PERFORM pg_advisory_xact_lock(ml_rag._store_key(store));
   EXECUTE format($sql$
     UPDATE %s AS s SET metadata = coalesce(jsonb_set(s.metadata || $2, '{source,keys}',
       (s.metadata #> '{source,keys}') - ARRAY(SELECT jsonb_object_keys($2))), s.metadata || $2)
@@ -194,9 +182,7 @@ $$;
 
 CREATE FUNCTION ml_rag._own_columns(store oid)
 RETURNS TABLE (name name, type text, is_unique boolean, fills_itself boolean)
-LANGUAGE sql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
 -- purpose: the columns of a store that its owner has added, and that the caller may read and write
 -- is_unique: segments of one document cannot share a value. fills_itself: by its default, such as nextval(…)
 SELECT a.attname, format_type(a.atttypid, a.atttypmod),
@@ -213,9 +199,7 @@ $$;
 
 CREATE FUNCTION ml_rag._replace_document(store oid, name text, load_keys text[],
   OUT id bigint, OUT kept jsonb, OUT lost jsonb)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: delete what the store has of a document; returns the id its new segments get, and what its owner has added
 -- kept: {"metadata", "columns"}, values that all its segments had; lost: the names of others, or null. load_keys: keys
 -- of the metadata that every load writes; source.keys has those that came from the file.
@@ -230,7 +214,7 @@ DECLARE
   _most bigint;
   _is_taken boolean := true;
 BEGIN
-  PERFORM ml_rag._lock_store(store);
+  PERFORM pg_advisory_xact_lock(ml_rag._store_key(store));
   _relation := ml_rag._relation_name(store);
   SELECT string_agg(format(', s.%I::text AS c%s', c.name, c.place), '' ORDER BY c.place),
     string_agg(format('(%L, g.c%s, %L::boolean, %L::boolean)', c.name, c.place, c.is_unique, c.fills_itself), ', '
@@ -281,23 +265,11 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._other_embeddings(store oid, but name) RETURNS TABLE (column_name name, model_id text)
-LANGUAGE sql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the embeddings of a store that the caller may write, but for that of one column
--- While a transaction that has read the table goes on none comes or goes: that takes a lock of the table.
-SELECT e.column_name, e.model_id FROM ml_rag._embeddings($1) AS e
-WHERE e.column_name <> $2 AND has_column_privilege($1, e.attnum, 'INSERT')
-$$;
-
 CREATE FUNCTION ml_rag._insert_segments(
   store oid, name text, id bigint, kept jsonb, first integer, metadata jsonb[], segments text[], columns name[],
   vectors text[]
 ) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: segments of one document, numbered from first; vectors: a row a column, as many as segments
 -- kept: as _replace_document returns it
 -- Writes: the store, as the caller
@@ -321,9 +293,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag.index_store(store regclass, distance_metric text DEFAULT NULL, index jsonb DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the approximate index of a store, where there is none for the metric, the keyword index tidied, and fresh
 -- statistics. That no index is wanted is remembered in the marker, as INDEX=none
 -- Writes: an index, as the caller
@@ -398,9 +368,7 @@ EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
 END
 $$;
 CREATE FUNCTION ml_rag.index_store(store regclass, distance_metric text, index text) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the same with JSON as a text, which is what a literal is taken for: so a bare word can be told from it
 DECLARE
   _index jsonb;
@@ -427,9 +395,7 @@ stays: drop it if it is no longer wanted. vector_store_load calls it at its end;
 Errors: 22023, 42P01.$$;
 
 CREATE FUNCTION ml_rag.create_store(name text, options jsonb DEFAULT NULL) RETURNS regclass
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: a vector store to load into, made unless it is there; not qualified = in the current schema
 DECLARE
   _options jsonb;
@@ -447,7 +413,7 @@ BEGIN
       DETAIL = format('Got %s; expected ''schema.table''.', coalesce(quote_literal(left(create_store.name, 200)), 'NULL'));
   END IF;
   PERFORM ml_rag._store_name(jsonb_build_object('schema_name', _parts[1], 'table_name', _parts[2]), NULL, NULL);
-  PERFORM ml_rag._lock_store(_parts[1]::name, _parts[2]::name);
+  PERFORM pg_advisory_xact_lock(ml_rag._store_key(_parts[1]::name, _parts[2]::name));
   _store := to_regclass(format('%I.%I', _parts[1], _parts[2]));
   IF _store IS NULL THEN
     PERFORM ml_rag._check_writable('a vector store cannot be made');
@@ -476,9 +442,7 @@ shard (of one that is there, too: also opens its view to whom the store is open 
 Errors: 22023 bad option, table that is not a vector store or of another model; 25006 read-only; 42501; 55000 model not available; 08006.$$;
 
 CREATE FUNCTION ml_rag.documents_below(store regclass, prefix text) RETURNS SETOF text
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- Reads: the store, as the caller
 BEGIN
   PERFORM ml_rag._check_store(store, NULL);
@@ -494,15 +458,13 @@ $$names of the documents of a vector store that begin with a prefix, such as the
 Errors: 22023 not a vector store; 42501.$$;
 
 CREATE FUNCTION ml_rag.remove_documents(store regclass, names text[]) RETURNS bigint
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- Writes: the store, as the caller
 DECLARE
   _n bigint;
 BEGIN
   PERFORM ml_rag._check_store(store, NULL);
-  PERFORM ml_rag._lock_store(store::oid);
+  PERFORM pg_advisory_xact_lock(ml_rag._store_key(store::oid));
   EXECUTE format($sql$
     WITH gone AS (
       DELETE FROM %s AS s WHERE s.document_name = ANY ($1) AND s.metadata ? 'source' RETURNING s.document_name

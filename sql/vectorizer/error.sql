@@ -35,57 +35,17 @@ Counted by runs since it was created; ml_rag.vectorizer shows it as truncated.$$
 ALTER TABLE ml_rag.vectorizer_truncated ENABLE ROW LEVEL SECURITY;
 ALTER TABLE ml_rag.vectorizer_truncated ALTER relation SET STATISTICS 0, ALTER texts SET STATISTICS 0;
 
--- Whoever may DELETE from a table, or UPDATE all of it, may LOCK it too, whatever its policies: then runs, writes to tables whose
--- rows are embedded at once, and every DROP TABLE would wait. So nobody may. A row is forgotten by an UPDATE of one column, which
--- policies allow for one's own tables.
-CREATE FUNCTION ml_rag._forget_failures() RETURNS trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
-SET search_path FROM CURRENT
-AS $$
--- purpose: a failure without attempts, and a count of no texts, are none  Writes: ml_rag.vectorizer_error, ml_rag.vectorizer_truncated
-BEGIN
-  -- nobody but the owner may make triggers of it (privileges); on other tables NEW could be anything
-  IF TG_RELID = 'ml_rag.vectorizer_error'::regclass THEN
-    DELETE FROM ml_rag.vectorizer_error AS e WHERE e.relation = NEW.relation AND e.key = NEW.key;
-  ELSIF TG_RELID = 'ml_rag.vectorizer_truncated'::regclass THEN
-    DELETE FROM ml_rag.vectorizer_truncated AS t WHERE t.relation = NEW.relation;
-  END IF;
-  RETURN NULL;
-END
-$$;
-CREATE TRIGGER forget AFTER UPDATE ON ml_rag.vectorizer_error
-FOR EACH ROW WHEN (NEW.attempts = 0) EXECUTE FUNCTION ml_rag._forget_failures();
-CREATE TRIGGER forget AFTER UPDATE ON ml_rag.vectorizer_truncated
-FOR EACH ROW WHEN (NEW.texts = 0) EXECUTE FUNCTION ml_rag._forget_failures();
-
-CREATE FUNCTION ml_rag._drop_vectorizer_errors() RETURNS event_trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
-SET search_path FROM CURRENT
-AS $$
--- purpose: failures go with their table  Writes: ml_rag.vectorizer_error, ml_rag.vectorizer_truncated
-BEGIN
-  DELETE FROM ml_rag.vectorizer_truncated AS t USING pg_event_trigger_dropped_objects() AS d
-  WHERE d.classid = 'pg_class'::regclass AND d.objsubid = 0 AND t.relation = d.objid;
-  DELETE FROM ml_rag.vectorizer_error AS e USING pg_event_trigger_dropped_objects() AS d
-  WHERE d.classid = 'pg_class'::regclass AND d.objsubid = 0 AND e.relation = d.objid;
-END
-$$;
-CREATE EVENT TRIGGER ml_rag_drop_vectorizer_errors ON sql_drop WHEN TAG IN ('DROP TABLE', 'DROP SCHEMA', 'DROP OWNED',
-  'DROP EXTENSION', 'DROP TYPE') EXECUTE FUNCTION ml_rag._drop_vectorizer_errors();
+-- A row is forgotten by an UPDATE of its attempts, or texts, to 0: evaluate/forget.
 
 CREATE FUNCTION ml_rag._text_hash(segment text) RETURNS bigint
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 BEGIN
   RETURN hashtextextended(coalesce(segment, '') COLLATE "C", 0);
 END
 $$;
 
 CREATE FUNCTION ml_rag._note_failures(relation regclass, keys text[], texts text[], errors jsonb[]) RETURNS integer
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the errors of a batch's rows, null where there is none; those are forgotten that had one. Returns how many have
 -- A minute until the second attempt, twice as long until each further one, at most a day. What no attempt can mend, an
 -- empty or too long text, waits for another text.  Writes: ml_rag.vectorizer_error

@@ -6,9 +6,7 @@
 -- have the hash of the text that they were made of.
 
 CREATE FUNCTION ml_rag._note_kept() RETURNS event_trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: KEPT_UNTIL=<system>.<database>.<transaction> in the markers of tables whose vectorizer may be about to go
 -- It is not known what is dropped, if anything: a mark that is older than the loss is as good, only more rows are embedded again.
 -- Writes: the comments of embeddings
@@ -42,9 +40,7 @@ CREATE EVENT TRIGGER ml_rag_note_kept ON ddl_command_start WHEN TAG IN ('DROP EX
 EXECUTE FUNCTION ml_rag._note_kept();
 
 CREATE FUNCTION ml_rag._former_vectorizers() RETURNS SETOF regclass
-LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 10
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 10 SET search_path FROM CURRENT AS $$
 -- purpose: the tables that had a vectorizer and have none: the index of the rows that wait is there. Of the caller's
 -- Reads: the catalog
 BEGIN
@@ -68,9 +64,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._expression(relation oid, column_name name) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: what a generated column is made of  Reads: the catalog
 BEGIN
   RETURN (SELECT pg_get_expr(d.adbin, d.adrelid) FROM pg_attribute AS a
@@ -81,9 +75,7 @@ $$;
 
 CREATE FUNCTION ml_rag._check_former(relation regclass, store regclass, segment text, document_name text, type text, model text)
 RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: that what is left is what would be made now. Constraints have both expressions written alike
 -- Writes: the table's definition, as the caller; it is as before afterwards
 DECLARE
@@ -121,9 +113,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._changed_since(relation regclass) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: SQL of the rows t whose embedding may be of a former text: those written since KEPT_UNTIL, or all
 -- Transactions have numbers of 32 bits here: an old row can be taken for a new one, never the other way round.
 -- Reads: the catalog
@@ -149,9 +139,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._drop_queue(store regclass) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: drop the index of the rows that wait  Writes: the table's definition, as the caller
 DECLARE
   _index regclass;
@@ -164,9 +152,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._take_back_column(relation regclass, type text) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: empty the embeddings that may be of a former text
 -- Writes: the table, as the caller
 DECLARE
@@ -186,9 +172,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._take_back_segments(relation regclass, segments regclass, chunking jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the segments of rows that are gone or have another text, or all where texts were split in another way, make place for
 -- one that waits
 -- Writes: the table of segments, as the caller

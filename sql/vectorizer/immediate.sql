@@ -3,9 +3,7 @@
 -- ml_rag.vectorizer_error; what every row would get, such as a model server that cannot be reached, fails the statement.
 
 CREATE FUNCTION ml_rag._written_keys(relation regclass) RETURNS text
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: SQL of the keys of those rows of a statement that wait, in the order of ml_rag_new; null where there are none
 DECLARE
   _segments regclass := ml_rag._segment_table(relation);
@@ -27,9 +25,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._embed_rows(relation regclass, keys text[]) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: embed rows that wait, some at a time, in this transaction
 -- Writes: the table that is filled, as the caller
 DECLARE
@@ -44,9 +40,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._embed_at_once(relation regclass) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the triggers and their function, which belongs to the owner of the table; nobody else may make triggers of it, nor
 -- have made it: see ml_rag._keep_segments
 -- Writes: the table's definition and a new function, as the caller

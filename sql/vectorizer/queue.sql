@@ -5,9 +5,7 @@
 -- with its table, and only the owner can change it.
 
 CREATE FUNCTION ml_rag._wake_workers() RETURNS trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: tell the workers that there may be something to embed, without saying where: anybody can listen
 -- It runs as whoever writes the table, who may have no privilege on ml_rag.
 BEGIN
@@ -20,9 +18,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._vectorized() RETURNS oid[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: the tables with a vectorizer that the caller owns  Reads: the catalog
 BEGIN
   RETURN ARRAY(
@@ -41,9 +37,7 @@ CREATE POLICY own ON ml_rag.vectorizer_truncated USING (
   AND relation = ANY ((SELECT ml_rag._vectorized())::oid[]));
 
 CREATE FUNCTION ml_rag._has_vectorizer(relation oid) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether a table has a vectorizer  Reads: the catalog
 -- Roles with TRIGGER on the table can create a trigger of this name and function, or replace ours. Its argument then is theirs, but
 -- only the owner adds columns, and makes a trigger another than one that is simply enabled.
@@ -55,9 +49,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._find_vectorizer(relation regclass, OUT options jsonb, OUT model_id text, OUT type text)
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the vectorizer of a table, or the error
 DECLARE
   _renew CONSTANT text := format('First: SELECT ml_rag.drop_vectorizer(%1$L); then: '
@@ -88,9 +80,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._waiting(part text, relation oid, key name[]) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: SQL of the rows of a table, of that name, that wait for their embedding, but for those whose next attempt is to come later
 -- Reads: ml_rag.vectorizer_error
 BEGIN
@@ -107,30 +97,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._queue(relation regclass, store regclass, columns name[], key name[], options jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-SET citus.enable_unsafe_triggers = on
-AS $$
--- purpose: the trigger that wakes the workers, which holds the options, and the index of the rows that wait; store: the table
--- that is filled  Writes: the tables' definitions, as the caller
-DECLARE
-  _relation text := ml_rag._relation_name(relation);
-BEGIN
-  -- in place of one of a role that may make triggers
-  EXECUTE format('CREATE OR REPLACE TRIGGER ml_rag_vectorizer AFTER INSERT OR UPDATE OF %s OR DELETE OR TRUNCATE ON %s '
-    'FOR EACH STATEMENT EXECUTE FUNCTION ml_rag._wake_workers(%L)',
-    (SELECT string_agg(quote_ident(c), ', ') FROM unnest(columns) AS c), _relation, options);
-  EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER ml_rag_vectorizer', _relation);
-  EXECUTE format('CREATE INDEX ON %s (%s) WHERE segment_embedding IS NULL', ml_rag._relation_name(store),
-    (SELECT string_agg(quote_ident(k), ', ' ORDER BY place) FROM unnest(key) WITH ORDINALITY AS u (k, place)));
-END
-$$;
-
 CREATE FUNCTION ml_rag._read_waiting(relation regclass, what text) RETURNS SETOF text
-LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 1
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 1 AS $$
 -- purpose: an aggregate over the rows t that wait for a run, of the table or of each of its partitions
 -- Reads: the table that is filled, as the caller
 DECLARE
@@ -146,9 +114,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._count_waiting(relation regclass) RETURNS bigint
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: how many rows are pending; holds the tables that are counted, so that their names stay theirs
 BEGIN
   PERFORM ml_rag._hold(relation::oid || ml_rag._parts(coalesce(ml_rag._segment_table(relation), relation)));

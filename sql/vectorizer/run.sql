@@ -1,9 +1,7 @@
 -- run: the rows of a table that wait for their embedding, batch by batch (backend/jobs/vectorizer.py).
 
 CREATE FUNCTION ml_rag._make_run(relation regclass, options jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: a run of a table's vectorizer: the fields of ml_rag._embedding_job, whose store is the table that is filled, and
 -- others. request: how texts are split, where it has a table of segments
 DECLARE
@@ -36,9 +34,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._index_vectorizer(job ml_rag._embedding_job) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the index of the embeddings, once they are there for the first time: filling one row by row takes far longer
 -- One run makes it, and statistics: they decide which columns a question can state conditions on.
 BEGIN
@@ -52,9 +48,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._warn_of_run(relation regclass, store regclass, failed bigint) RETURNS bigint
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: what the caller has to know after a run; how many rows wait
 DECLARE
   _trigger record := ml_rag._embedding_trigger(relation, (
@@ -105,9 +99,7 @@ Errors: 22000 the model has other dimensions by now; 22023 bad option; 25001; 25
 08006; 53200 too many rows claimed at once for max_locks_per_transaction; 53300; 57014; 38000.$$;
 
 CREATE FUNCTION ml_rag.retry_vectorizer(relation regclass) RETURNS bigint
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- Writes: ml_rag.vectorizer_error
 DECLARE
   _n bigint;

@@ -9,9 +9,7 @@
 -- table is renamed.
 
 CREATE FUNCTION ml_rag._segment_table(relation oid) RETURNS regclass
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the table of segments of a table; null = it has none. Anybody may make a policy that reads another's table, so
 -- both must be of one owner  Reads: the catalog
 BEGIN
@@ -26,9 +24,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._find_segments(relation regclass) RETURNS regclass
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the same, or the error
 DECLARE
   _segments regclass := ml_rag._segment_table(relation);
@@ -44,9 +40,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._source_key(segments regclass, OUT key name[], OUT types text[])
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the columns of a table of segments that hold the key of the source, and their types: all of its own key but the
 -- number
 BEGIN
@@ -56,9 +50,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._row_metadata(relation regclass, segments regclass, alias text) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: SQL of what a row of the source gives to the metadata of its segments: columns that the marker names
 -- Reads: the catalog
 BEGIN
@@ -72,23 +64,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._fill_metadata(relation regclass, segments regclass) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: the metadata of the segments that are there, which the triggers keep from then on
--- Writes: the table of segments, as the caller
-BEGIN
-  EXECUTE format('UPDATE %s AS s SET metadata = s.metadata || %s FROM %s AS n WHERE %s AND s.metadata <> s.metadata || %2$s',
-    ml_rag._relation_name(segments), ml_rag._row_metadata(relation, segments, 'n'), ml_rag._relation_name(relation),
-    ml_rag._same_key(relation, segments, 'n'));
-END
-$$;
-
 CREATE FUNCTION ml_rag._segment_statements(relation regclass, operation text) RETURNS text[]
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: what the trigger function executes after a statement, whose rows are ml_rag_old and ml_rag_new; operation KEY:
 -- where the key of a row has changed, $1 and $2 are the row before and after, as jsonb; ALL: all rows of the source.
 -- Where the first statement finds nothing, the others have nothing to do.
@@ -150,9 +127,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._same_key(relation regclass, segments regclass, alias text, of text DEFAULT 's') RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: SQL of whether a segment is of a row of the source
 BEGIN
   RETURN (SELECT string_agg(format('%s.%I = %s.%I', $4, u.k, alias, u.source), ' AND ')
@@ -161,9 +136,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._segments_comment(chunking jsonb) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the comment of a table of segments: how its texts are split
 BEGIN
   RETURN format('segments of the rows of another table, kept by its triggers and ml_rag.run_vectorizer; chunking: %s', chunking);
@@ -171,9 +144,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._make_segments(relation regclass, type text, chunking jsonb) RETURNS regclass
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the table of segments, with a row that waits for each of the source's; who may read all of the source may read it
 -- The policy reads the columns of the text, so that it takes the privilege to read them in the source.
 -- Writes: a new table, as the caller
@@ -228,9 +199,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._keep_segments(relation regclass) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the triggers of the source, and the function that they run, which belongs to its owner
 -- Nobody else may make triggers of it: they would write into the table of segments. So it never replaces another function, whose
 -- owner may have granted others to execute it. What a vectorizer of a dropped table has left is dropped first.
@@ -290,9 +259,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._drop_triggers(relation regclass, pattern text) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: drop triggers of a table by their names, and the functions that they run, as far as they are of the table's owner
 -- Writes: the table's definition, as the caller
 DECLARE

@@ -2,9 +2,7 @@
 -- A generated column is right after every kind of change, by itself: COPY, upsert, rollback, replication, restore.
 
 CREATE FUNCTION ml_rag._primary_key(relation regclass, OUT key name[], OUT types text[])
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the columns of a table's primary key, and their types  Reads: the catalog
 BEGIN
   SELECT array_agg(a.attname ORDER BY k.place), array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY k.place)
@@ -22,9 +20,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._key_text(alias text, key name[]) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: SQL of a row's key as one text, that of an array
 BEGIN
   RETURN (SELECT format('ARRAY[%s]::text COLLATE "C"', string_agg(format('%s.%I::text', alias, k), ', ' ORDER BY place))
@@ -33,9 +29,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._pieces(template text) RETURNS text[]
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: a template in pieces: {column}, {{, }} and what is between; what is none of them is left out
 BEGIN
   RETURN ARRAY(SELECT m.piece[1] FROM regexp_matches(template, '\{\{|\}\}|\{[^{}]+\}|[^{}]+', 'g')
@@ -44,9 +38,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._template(option text, value jsonb) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: option columns or document_name as a template: an array of columns is a line for each, a name alone is that
 -- column
 DECLARE
@@ -70,9 +62,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._template_columns(template text) RETURNS text[]
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: what stands in a template's braces, each once, in order
 BEGIN
   RETURN ARRAY(SELECT substr(p.piece, 2, length(p.piece) - 2) FROM unnest(ml_rag._pieces(template)) WITH ORDINALITY AS p (piece, place)
@@ -81,9 +71,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._text_expression(option text, relation regclass, template text, key name[]) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: a template as SQL; columns: null where none of them has a text; document_name: {schema}, {table} and {key} stand
 -- for what they say, where the table has no column of the name  Reads: the catalog
 DECLARE

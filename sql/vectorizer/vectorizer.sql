@@ -4,9 +4,7 @@
 -- empties where the text changes, or a table of segments beside it (vectorizer/segments). vectorizer/queue says what waits.
 
 CREATE FUNCTION ml_rag._check_vectorizer_columns(relation regclass) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: that a vectorizer can be made: there is none, and its columns are free, or those of one that is gone
 DECLARE
   _column name;
@@ -30,28 +28,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._add_vectorizer_columns(relation regclass, segment text, document_name text, type text) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
--- purpose: text, name and embedding, in one go: the table is written anew once; type null = no embedding
--- Writes: the table's definition, as the caller
-BEGIN
-  EXECUTE format('ALTER TABLE %s ADD COLUMN segment text GENERATED ALWAYS AS (%s) STORED,'
-    ' ADD COLUMN document_name text GENERATED ALWAYS AS (%s) STORED%s',
-    ml_rag._relation_name(relation), segment, document_name, ', ADD COLUMN segment_embedding ' || type);
-EXCEPTION WHEN invalid_object_definition THEN
-  RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'a column of the template cannot be part of a text',
-    DETAIL = format('%s.', SQLERRM),
-    HINT = 'The text of a date, time, enum or array depends on settings, and a generated column cannot be used: '
-      'add a text column for it that a trigger fills.';
-END
-$$;
-
 CREATE FUNCTION ml_rag._is_integer_key(relation regclass, key name[]) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether a key is one integer, which document_id can be  Reads: the catalog
 BEGIN
   RETURN cardinality(key) = 1 AND (SELECT a.atttypid FROM pg_attribute AS a WHERE a.attrelid = relation
@@ -60,9 +38,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._metadata_columns(relation regclass, wanted jsonb, template name[], key name[]) RETURNS name[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: option metadata: columns that go along with a hit. Those of the key are there unless document_id is the key; a
 -- marker holds no name with a blank, comma, semicolon or plus, so by default such columns are left out
 -- Reads: the catalog
@@ -94,9 +70,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag.create_vectorizer(relation regclass, options jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT SET citus.enable_unsafe_triggers = on AS $$
 -- Writes: the table's definition, as the caller
 DECLARE
   _options jsonb;
@@ -153,7 +127,17 @@ BEGIN
     PERFORM ml_rag._drop_triggers(relation, '^~ml_rag_immediate_');
     PERFORM ml_rag._drop_queue(_store);
   ELSE
-    PERFORM ml_rag._add_vectorizer_columns(relation, _template, _name, CASE _store WHEN relation THEN _type END);
+    -- in one go: the table is written anew once
+    BEGIN
+      EXECUTE format('ALTER TABLE %s ADD COLUMN segment text GENERATED ALWAYS AS (%s) STORED,'
+        ' ADD COLUMN document_name text GENERATED ALWAYS AS (%s) STORED%s', ml_rag._relation_name(relation), _template, _name,
+        ', ADD COLUMN segment_embedding ' || CASE _store WHEN relation THEN _type END);
+    EXCEPTION WHEN invalid_object_definition THEN
+      RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'a column of the template cannot be part of a text',
+        DETAIL = format('%s.', SQLERRM),
+        HINT = 'The text of a date, time, enum or array depends on settings, and a generated column cannot be used: '
+          'add a text column for it that a trigger fills.';
+    END;
   END IF;
   IF _store = relation THEN
     PERFORM ml_rag._take_back_column(relation, _type) WHERE _is_former;
@@ -172,8 +156,20 @@ BEGIN
       CASE WHEN _store = relation AND ml_rag._is_integer_key(relation, _key) AND _key[1] !~ '[\s,;+]'
         THEN ',DOCUMENT_ID=' || _key[1] END,
       CASE _store WHEN relation THEN ',KEY=' ELSE ',ROW=' END || nullif(array_to_string(_metadata, '+'), '')));
-  PERFORM ml_rag._fill_metadata(relation, _store) WHERE _store <> relation;
-  PERFORM ml_rag._queue(relation, _store, _columns, _key, _options || jsonb_build_object('embed_model_id', _model));
+  IF _store <> relation THEN
+    -- the metadata of the segments that are there, which the triggers keep from then on
+    EXECUTE format('UPDATE %s AS s SET metadata = s.metadata || %s FROM %s AS n WHERE %s AND s.metadata <> s.metadata || %2$s',
+      ml_rag._relation_name(_store), ml_rag._row_metadata(relation, _store, 'n'), ml_rag._relation_name(relation),
+      ml_rag._same_key(relation, _store, 'n'));
+  END IF;
+  -- the trigger that wakes the workers holds the options, in place of one of a role that may make triggers; and an index has the
+  -- rows that wait
+  EXECUTE format('CREATE OR REPLACE TRIGGER ml_rag_vectorizer AFTER INSERT OR UPDATE OF %s OR DELETE OR TRUNCATE ON %s '
+    'FOR EACH STATEMENT EXECUTE FUNCTION ml_rag._wake_workers(%L)', (SELECT string_agg(quote_ident(c), ', ') FROM unnest(_columns) AS c),
+    ml_rag._relation_name(relation), _options || jsonb_build_object('embed_model_id', _model));
+  EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER ml_rag_vectorizer', ml_rag._relation_name(relation));
+  EXECUTE format('CREATE INDEX ON %s (%s) WHERE segment_embedding IS NULL', ml_rag._relation_name(_store),
+    (SELECT string_agg(quote_ident(k), ', ' ORDER BY place) FROM unnest(_key) WITH ORDINALITY AS u (k, place)));
   IF _options ->> 'mode' = 'immediate' THEN
     PERFORM ml_rag._embed_at_once(relation);
   END IF;
@@ -200,10 +196,7 @@ name, or those of a former vectorizer with other options; 42710 it has a vectori
 table or isolation level that it cannot do; 55P03 lock_timeout; 08006; 53300; 57014; 38000.$$;
 
 CREATE FUNCTION ml_rag.drop_vectorizer(relation regclass, options jsonb DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-SET citus.enable_unsafe_triggers = on
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT SET citus.enable_unsafe_triggers = on AS $$
 -- Writes:
 -- the table's definition, as the caller;
 -- ml_rag.vectorizer_error, ml_rag.vectorizer_truncated

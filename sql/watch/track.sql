@@ -21,8 +21,7 @@
 -- _end and _begin_question are one expression each, which PostgreSQL puts in the place of the call.
 
 CREATE FUNCTION ml_rag._begin_call(routine text, stage text, role text, statement float8) RETURNS integer
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE STRICT
-AS $$
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE STRICT AS $$
 # purpose: a call begins, where it is not off. role: current_user; what is said is checked (see backend/calls.py)
 if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
     if plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
@@ -31,8 +30,7 @@ return GD["ml_rag"].calls.begin(plpy, routine, stage, role, statement)
 $$;
 
 CREATE FUNCTION ml_rag._enter_stage(call integer, stage text, model text, role text, statement float8) RETURNS boolean
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE STRICT
-AS $$
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE STRICT AS $$
 # purpose: _stage; null where PostgreSQL wants the statement to end
 if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
     if plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
@@ -41,8 +39,7 @@ return GD["ml_rag"].calls.stage(plpy, call, stage, model, role, statement)
 $$;
 
 CREATE FUNCTION ml_rag._end_call(call integer, sqlstate text, role text, trace json, began float8) RETURNS boolean
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE STRICT
-AS $$
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE STRICT AS $$
 # purpose: _end; null where PostgreSQL wants the statement to end. trace: the steps of a question that ended well, and
 # when that began; else [] and 0
 if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
@@ -52,16 +49,12 @@ return GD["ml_rag"].calls.end(plpy, call, sqlstate, role, trace, began)
 $$;
 
 CREATE FUNCTION ml_rag._statement_error(OUT sqlstate text, OUT message text)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 return GD["ml_rag"].calls.ending() if "ml_rag" in GD else (None, None)
 $$;
 
 CREATE FUNCTION ml_rag._end_statement() RETURNS integer
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: raise the error by which PostgreSQL ends the statement, where that came while a call was told of: out of
 -- Python it would have another message
 DECLARE
@@ -75,8 +68,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._begin(routine text, stage text DEFAULT '') RETURNS integer
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE STRICT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE STRICT AS $$
 -- purpose: a call of a routine begins, in a stage where one is named; returns what it is called from now on
 -- Reads: ml_rag.setting_value
 BEGIN
@@ -95,8 +87,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._begin_question(routine text) RETURNS integer
-LANGUAGE sql VOLATILE PARALLEL UNSAFE
-AS $$
+LANGUAGE sql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: a question begins, by ml_rag or ml_rag_search; nothing is told of it until it waits for a model or ends, so
 -- its number says no more than which of the two it is, and is negative (backend/calls.py, QUESTIONS). The first of a session
 -- is told at once, and is a call like others
@@ -107,8 +98,7 @@ SELECT CASE
 $$;
 
 CREATE FUNCTION ml_rag._stage(call integer, stage text, model text DEFAULT '') RETURNS boolean
-LANGUAGE sql VOLATILE PARALLEL UNSAFE
-AS $$
+LANGUAGE sql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the call enters a stage ('' = none), in which it waits for that model
 SELECT CASE
   WHEN call IS NULL OR pg_catalog.int4lt(call, 0) AND pg_catalog.texteq(model, '') THEN NULL
@@ -117,8 +107,7 @@ SELECT CASE
 $$;
 
 CREATE FUNCTION ml_rag._end(call integer, sqlstate text DEFAULT '00000') RETURNS boolean
-LANGUAGE sql VOLATILE PARALLEL UNSAFE
-AS $$
+LANGUAGE sql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the call has ended, well or with this SQLSTATE
 SELECT CASE
   WHEN call IS NULL THEN NULL
@@ -126,8 +115,7 @@ SELECT CASE
 $$;
 
 CREATE FUNCTION ml_rag._end(call integer, trace ml_rag.step[], began timestamptz) RETURNS boolean
-LANGUAGE sql VOLATILE PARALLEL UNSAFE
-AS $$
+LANGUAGE sql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the question has ended well; it began then, and the trace says when each of its stages ended. The trace goes on
 -- to the model server as it is: reading it in Python would take longer than all the rest
 SELECT CASE
@@ -138,8 +126,7 @@ $$;
 
 CREATE FUNCTION ml_rag._progress(call integer, relation text, phase text, done bigint DEFAULT 0,
   total bigint DEFAULT -1, failed bigint DEFAULT 0) RETURNS void
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-AS $$
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE AS $$
 # purpose: how far a long call is, for the client and for ml_rag.progress; relation: schema.table, or ''; total -1: not known
 if "ml_rag" in GD:
     GD["ml_rag"].calls.progress(plpy, call, relation or "", phase, done, total, failed)

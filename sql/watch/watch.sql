@@ -2,26 +2,20 @@
 -- done. For whom: as in pg_stat_activity, one's own roles, and all to members of pg_read_all_stats (which pg_monitor is).
 
 CREATE FUNCTION ml_rag._read_calls(what text, OUT found json, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 # purpose: activity or stats, of others no more than that there is something  Reads: pg_stat_activity, as the caller
 @BACKEND@
 return backend.activity(plpy) if what == "activity" else backend.stats(plpy)
 $$;
 
 CREATE FUNCTION ml_rag._reset_stats(OUT since float8, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 @BACKEND@
 return backend.reset_stats(plpy)
 $$;
 
 CREATE FUNCTION ml_rag._watch(what text, shown text) RETURNS json
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: activity or stats; null with a warning where the model server or the Python side is not to be had: a view
 -- that is joined with others must not end their query
 DECLARE
@@ -84,9 +78,7 @@ pg_read_all_stats. What was counted outlives sessions, restarts and crashes of P
 Empty, with a warning, where that cannot be reached.$$;
 
 CREATE FUNCTION ml_rag.reset_stats() RETURNS timestamptz
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 DECLARE
   _reset record;
 BEGIN

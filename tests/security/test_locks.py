@@ -110,7 +110,7 @@ def test_what_forgets_is_of_no_use_on_other_tables(db: Database, owner: Connecti
     owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
     asker = db.connect("asker")
     asker.execute("CREATE TABLE mine (role text, conversation_id uuid, run_id bigint)")
-    for function in ("_delete_conversation", "_delete_run", "_forget_questions", "_delete_messages"):
+    for function in ("_forget", "_delete_messages"):
         with error("42501", ours=False):
             asker.execute(
                 f"CREATE TRIGGER t AFTER UPDATE ON mine FOR EACH ROW EXECUTE FUNCTION ml_rag.{function}()".encode()
@@ -118,7 +118,7 @@ def test_what_forgets_is_of_no_use_on_other_tables(db: Database, owner: Connecti
     # nor where the owner of the extension makes such a trigger
     owner.execute("INSERT INTO ml_rag.conversation DEFAULT VALUES")
     owner.execute("CREATE TABLE theirs AS SELECT role, conversation_id FROM ml_rag.conversation")
-    owner.execute("CREATE TRIGGER t AFTER UPDATE ON theirs FOR EACH ROW EXECUTE FUNCTION ml_rag._delete_conversation()")
+    owner.execute("CREATE TRIGGER t AFTER UPDATE ON theirs FOR EACH ROW EXECUTE FUNCTION ml_rag._forget()")
     owner.execute("UPDATE theirs SET role = role")
     assert owner.execute("SELECT count(*) FROM ml_rag.conversation").fetchone() == (1,)
 
@@ -167,7 +167,7 @@ def test_failures_of_others_are_not_forgotten(db: Database, owner: Connection) -
     owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
     asker.execute("CREATE TABLE mine (relation regclass, key text, attempts integer)")
     with error("42501", ours=False):
-        asker.execute("CREATE TRIGGER t AFTER UPDATE ON mine FOR EACH ROW EXECUTE FUNCTION ml_rag._forget_failures()")
+        asker.execute("CREATE TRIGGER t AFTER UPDATE ON mine FOR EACH ROW EXECUTE FUNCTION ml_rag._forget()")
     assert owner.execute("SELECT key FROM ml_rag.vectorizer_error").fetchall() == [("{1}",)]
 
 

@@ -270,7 +270,10 @@ def test_without_the_right_to_read_files_none_is_looked_at(
     one = connect_as_loader(db)
     path = canaries.secret
     for uri in (path, f"file://{path}", f"{path.parent}/", f"{path.parent}/*.txt", f"{path.parent}/none", "/", "~/"):
-        for statement in ("CALL vector_store_load(%s)", "SELECT ml_rag._find_files(%s)"):
+        for statement in (
+            "CALL vector_store_load(%s)",
+            "SELECT ml_rag._python('find_files', jsonb_build_array(%s::text))",
+        ):
             assert "42501" in run(one, statement, (str(uri),)) or "permission denied" in run(
                 one, statement, (str(uri),)
             )

@@ -16,7 +16,7 @@ import pytest
 from psycopg import sql
 
 from support.cluster import Connection, Database
-from support.keywords import enable, keyword_store
+from support.keywords import SCORES, enable, keyword_store
 from support.plans import plan
 from support.stores import create_store, error, insert
 
@@ -65,12 +65,13 @@ def test_plans_are_the_same_with_and_without_stores_that_one_may_not_read(
             # estimates of both are in that of the statement
             wanted = f"{column}::text >= 'hidden' AND {column}::text IN ('zanzibar', 'hidden')"
             statements.append(f"SELECT 1 FROM ml_rag.{name} WHERE {wanted}")
+    owner.execute(SCORES)
     (oid,) = owner.execute("SELECT 'hidden'::regclass::oid").fetchone() or (0,)
     statements += [
         f"SELECT * FROM ml_rag.keyword_index WHERE store = {oid}::oid",
         f"SELECT * FROM ml_rag._keyword_index({oid}::oid)",
         "SELECT * FROM ml_rag.discover()",
-        f"SELECT * FROM ml_rag._keyword_scores({oid}::oid, {KEY}, '{{zanzibar}}', '{{1}}', 10)",
+        f"SELECT * FROM public.keyword_scores({oid}::oid, {KEY}, '{{zanzibar}}', '{{1}}', 10)",
     ]
     assert len(statements) > 20
     owner.execute("ANALYZE")
@@ -99,7 +100,8 @@ def test_a_word_of_hidden_rows_costs_the_same_pages_as_a_word_of_nobodys(
     if folded:
         owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
     asker = db.connect("asker")
-    scores = f"SELECT * FROM ml_rag._keyword_scores('docs'::regclass, {KEY}, '{{%s}}', '{{1}}', 10)"
+    owner.execute(SCORES)
+    scores = f"SELECT * FROM public.keyword_scores('docs'::regclass, {KEY}, '{{%s}}', '{{1}}', 10)"
     words = ("zanzibar", "zanzibaz", "absent99")
     for _ in range(3):  # catalogue, plans
         for word in words:
@@ -218,10 +220,9 @@ def test_plans_do_not_tell_what_others_have_said(db: Database, owner: Connection
         ],
         ("SELECT 1 FROM ml_rag.message WHERE turn = 1000007 AND conversation_id = '{}'", str(conversation), nobody),
         ("UPDATE ml_rag.message SET text = NULL WHERE conversation_id = '{}'", str(conversation), nobody),
-        ("SELECT ml_rag._chat_history('{}', 100)", str(conversation), nobody),
         ("SELECT ml_rag.forget_conversation('{}')", str(conversation), nobody),
         ("UPDATE ml_rag.conversation SET changed_at = now() WHERE conversation_id = '{}'", str(conversation), nobody),
-        ("SELECT ml_rag._chosen_before('{}', 100)", str(conversation), nobody),
+        ("SELECT query, filters FROM ml_rag.message WHERE conversation_id = '{}'", str(conversation), nobody),
         ("SELECT 1 FROM ml_rag.message WHERE turn = {}", "1000007", "1999999"),
     ]  # fmt: skip
     for statement, there, absent in pairs:
@@ -275,13 +276,14 @@ def test_estimates_do_not_depend_on_the_words_that_are_asked_for(db: Database, o
     """debug_print_plan is anybody's to set: estimates for a word would tell how common it is."""
     keyword_store(owner, ["zanzibar"] * 300 + ["quicksilver"])
     owner.execute("SELECT ml_rag.merge_keyword_index('docs'); ANALYZE")
+    owner.execute(SCORES)
     shown = []
     for word in ("zanzibar", "quicksilver", "absent"):
         asker = db.connect("asker")  # which plans anew
         told: list[str] = []
         asker.add_notice_handler(lambda d, told=told: told.append(str(d.message_detail)))  # type: ignore[misc]
         asker.execute("SET client_min_messages = log; SET debug_print_plan = on")
-        asker.execute(f"SELECT * FROM ml_rag._keyword_scores('docs'::regclass, {KEY}, '{{{word}}}', '{{1}}', 10)")
+        asker.execute(f"SELECT * FROM public.keyword_scores('docs'::regclass, {KEY}, '{{{word}}}', '{{1}}', 10)")
         shown.append([re.findall(r":plan_rows (\S+)", text) for text in told if "keyword_posting" in text])
     assert shown[0]
     assert shown[0] == shown[1] == shown[2]

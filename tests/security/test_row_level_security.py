@@ -18,6 +18,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from support.cluster import Connection, Database
+from support.keywords import SCORES
 from support.stores import as_text, error, fake_embedding, mark
 
 #: stands in everything the other tenant has: segments, names, metadata
@@ -51,6 +52,7 @@ def rows(db: Database) -> list[tuple[Any, ...]]:
 def stores(module_db: Database, module_owner: Connection) -> Connection:
     """Both tables with their policies, keyword indexes, views; a connection as the tenant."""
     owner = module_owner
+    owner.execute(SCORES)
     for schema in ("shared", "alone"):
         owner.execute(f"CREATE SCHEMA {schema}; GRANT USAGE ON SCHEMA {schema} TO ml_rag_user")
         owner.execute(f"CREATE TABLE {schema}.docs ({COLUMNS})")
@@ -350,7 +352,7 @@ def test_discovery_and_the_word_index_tell_the_same(stores: Connection) -> None:
     for terms in ("{heron}", "{zanzibar}", "{heron,zanzibar,otter}"):
         same(
             stores,
-            "SELECT keys, scores, error FROM ml_rag._keyword_scores('{s}.docs'::regclass, 'segment',"
+            "SELECT keys, scores FROM public.keyword_scores('{s}.docs'::regclass, 'segment',"
             f" '{{{{document_id,segment_number}}}}', '{terms}', '{{1,1,1}}', 100)".replace("{{", "{").replace(
                 "}}", "}"
             ),
@@ -359,7 +361,7 @@ def test_discovery_and_the_word_index_tell_the_same(stores: Connection) -> None:
     every = "ARRAY(SELECT concat('(', b, ',', i, ')') FROM generate_series(0, 30) AS b, generate_series(1, 99) AS i)"
     same(
         stores,
-        "SELECT keys, scores, error FROM ml_rag._keyword_scores('{s}.docs'::regclass, 'segment',"
+        "SELECT keys, scores FROM public.keyword_scores('{s}.docs'::regclass, 'segment',"
         " '{document_id,segment_number}', '{heron,zanzibar}', '{1,1}', 100, " + every + ")",
     )
 

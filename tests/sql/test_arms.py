@@ -1,4 +1,4 @@
-"""pipeline/isolate, pipeline/quantization, pipeline/bm25: each arm, against an implementation in Python."""
+"""pipeline/isolate, pipeline/quantization: each arm, against an implementation in Python."""
 
 from __future__ import annotations
 

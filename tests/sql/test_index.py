@@ -379,10 +379,12 @@ def test_a_reader_keeps_its_snapshot_while_runs_are_replaced(owner: Connection, 
 def test_only_owners_can_hold_up_who_empties_an_index(owner: Connection, asker: Connection) -> None:
     keyword_store(owner, ["fox"])
     with error("42501", ours=False):
-        asker.execute("SELECT ml_rag._merge_keywords('docs'::regclass, true)")
+        asker.execute("SELECT ml_rag._python('merge_keywords', jsonb_build_array('docs'::regclass::oid::int8, true))")
     with error("42501", "must be owner"):
         asker.execute("SELECT ml_rag.merge_keyword_index('docs')")
-    asker.execute("BEGIN; SELECT * FROM ml_rag._merge_own_keywords('docs'::regclass)")
+    asker.execute("BEGIN")
+    with error("42501", "must be owner"):
+        asker.execute("SELECT ml_rag._python('merge_own_keywords', jsonb_build_array('docs'::regclass::oid::int8))")
     owner.execute("SET lock_timeout = '2s'; TRUNCATE docs")
     asker.execute("COMMIT")
 

@@ -399,7 +399,7 @@ def test_privileges(db: Database, owner: Connection, loader: Connection, server:
             load(db.connect(role), f"{folder}/")
     asker = db.connect("asker")
     for call in (
-        "SELECT ml_rag._find_files('/etc/passwd')",
+        "SELECT ml_rag._python('find_files', '[\"/etc/passwd\"]')",
         "CALL ml_rag._load_files('{}')",
         "SELECT ml_rag.create_store('public.x')",
         "SELECT ml_rag.load_document('pg_class', 'a', 'x')",
@@ -412,7 +412,7 @@ def test_privileges(db: Database, owner: Connection, loader: Connection, server:
     with error("42501", "files of the server"):
         load(loader, f"{folder}/")
     with error("42501", "files of the server"):
-        loader.execute("SELECT ml_rag._raise(error) FROM ml_rag._find_files('/etc/passwd')")
+        loader.execute("SELECT ml_rag._python('find_files', '[\"/etc/passwd\"]')")
     job = json.dumps({"store": 0, "files": [b"/etc/passwd".hex()], "base": "/etc", "patterns": []})
     row = loader.execute("CALL ml_rag._load_files(%s)", (job,)).fetchone()
     assert row is not None

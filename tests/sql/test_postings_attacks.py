@@ -10,7 +10,7 @@ from psycopg import sql
 
 from ml_rag.backend.keyword import TIES
 from support.cluster import Connection, Database
-from support.keywords import enable, keyword_store, runs, search, waiting
+from support.keywords import SCORES, enable, keyword_store, runs, search, waiting
 from support.stores import error
 
 SPY = """
@@ -50,12 +50,10 @@ def test_a_trigger_of_ones_own_cannot_empty_the_index_of_another(owner: Connecti
     for type_, value in (("oid", "'docs'::regclass"), ("own.mood", "'fox'")):
         attacker.execute(f"CREATE TABLE own.bait AS SELECT ({value})::{type_} AS store")
         with error("42501", ours=False):
-            attacker.execute(
-                "CREATE TRIGGER x AFTER DELETE ON own.bait FOR EACH ROW EXECUTE FUNCTION ml_rag._forget_keywords()"
-            )
+            attacker.execute("CREATE TRIGGER x AFTER DELETE ON own.bait FOR EACH ROW EXECUTE FUNCTION ml_rag._forget()")
         # nor where somebody was given the right to
         owner.execute("CREATE TRIGGER x AFTER DELETE ON own.bait FOR EACH ROW"
-                      " EXECUTE FUNCTION ml_rag._forget_keywords()")  # fmt: skip
+                      " EXECUTE FUNCTION ml_rag._forget()")  # fmt: skip
         attacker.execute("DELETE FROM own.bait")
         attacker.execute("DROP TABLE own.bait")
     assert ran_as(attacker) == set()
@@ -125,9 +123,10 @@ def test_objects_in_the_schema_of_pgvector_run_with_nobody_elses_rights(
     attacker.execute("SELECT ml_rag.merge_keyword_index('own.t')")
     assert owner.execute("SELECT count(*) > 0 FROM ml_rag_internal.keyword_run").fetchone() == (True,)
     owner.execute("GRANT USAGE ON SCHEMA own TO PUBLIC")
+    owner.execute(SCORES)
     for connection in (attacker, owner):
         connection.execute(
-            "SELECT * FROM ml_rag._keyword_scores('own.t'::regclass, 'segment', '{id}', '{fox}', '{1}', 3)"
+            "SELECT * FROM public.keyword_scores('own.t'::regclass, 'segment', '{id}', '{fox}', '{1}', 3)"
         )
     attacker.execute(
         "TRUNCATE own.t; INSERT INTO own.t VALUES (1, 'fox'); SELECT ml_rag.disable_keyword_search('own.t')"
@@ -156,8 +155,9 @@ def test_what_everybody_reads_of_an_index_is_bounded(
     """The function that makes an index takes what it is told."""
     index = {"segment": "segment", "key": ["id"], "configuration": "simple", "k1": 1.2, "b": 0.75, "statistics": "all"}
     found = attacker.execute(
-        "SELECT error ->> 'sqlstate' FROM ml_rag._build_keyword_index(jsonb_set(%s::jsonb"
-        f" || jsonb_build_object('store', 'own.t'::regclass::oid::bigint), '{{{field}}}', {value}), NULL)",
+        "SELECT error ->> 'sqlstate' FROM ml_rag._call_python('build_keyword_index', jsonb_build_array("
+        f"jsonb_set(%s::jsonb || jsonb_build_object('store', 'own.t'::regclass::oid::bigint), '{{{field}}}', {value}),"
+        " NULL))",
         (json.dumps(index),),
     ).fetchone()
     assert found == ("23514",)
@@ -236,7 +236,8 @@ def test_an_index_is_made_of_the_rows_of_the_table_alone(attacker: Connection) -
     described = {"store": 0, "segment": "segment", "key": ["id"], "configuration": "simple", "k1": 1, "b": 1,
                  "statistics": "all"}  # fmt: skip
     oid = attacker.execute("SELECT 'own.t'::regclass::oid").fetchone() or (0,)
-    call = "SELECT error ->> 'sqlstate' FROM ml_rag._build_keyword_index(%s, NULL)"
+    arguments = "jsonb_build_array(%s::jsonb, NULL)"
+    call = f"SELECT error ->> 'sqlstate' FROM ml_rag._call_python('build_keyword_index', {arguments})"
     for change in (
         {"configuration": "simple', (SELECT 1)) --"},
         {"segment": 'segment", 1) --'},
@@ -266,6 +267,7 @@ def test_rows_deleted_behind_the_back_of_an_index_cost_others_little(
     enable(attacker, "own.kb")
     attacker.execute("ALTER TABLE own.kb DISABLE TRIGGER USER; DELETE FROM own.kb")
     assert [row[0] for row in search(tenant, "fox", 3, name=None)] == [1]
+    owner.execute(SCORES)
     # two looks at what is there: the n best with those as good, then fifty times as many
     assert candidates(tenant, "own.kb", 3) == 3 + TIES
     assert candidates(tenant, "own.kb", 150) == 150 + TIES
@@ -273,7 +275,7 @@ def test_rows_deleted_behind_the_back_of_an_index_cost_others_little(
 
 def candidates(connection: Connection, store: str, n: int) -> int:
     arguments = f"'{store}'::regclass, 'segment', '{{id}}', '{{fox}}', '{{1}}', {n}"
-    found = connection.execute(f"SELECT cardinality(keys) FROM ml_rag._keyword_scores({arguments})").fetchone()
+    found = connection.execute(f"SELECT cardinality(keys) FROM public.keyword_scores({arguments})").fetchone()
     return int((found or (-1,))[0])
 
 
@@ -325,7 +327,7 @@ def shown(connection: Connection, store: str) -> str:
     found = connection.execute("SELECT * FROM ml_rag.keyword_index").fetchall()
     found += connection.execute("SELECT * FROM ml_rag._keyword_index()").fetchall()
     found += connection.execute(
-        "SELECT keys, scores FROM ml_rag._keyword_scores(%s::oid, 'segment', '{id}', '{zanzibar}', '{1}', 10)", (store,)
+        "SELECT keys, scores FROM public.keyword_scores(%s::oid, 'segment', '{id}', '{zanzibar}', '{1}', 10)", (store,)
     ).fetchall()
     return str(found)
 
@@ -337,6 +339,7 @@ def test_a_table_in_a_schema_that_one_may_not_use_shows_nothing(
     owner.execute("CREATE SCHEMA closed; CREATE TABLE closed.t (id text PRIMARY KEY, segment text);")
     owner.execute("INSERT INTO closed.t VALUES ('numberplate', 'zanzibar'); GRANT SELECT ON closed.t TO ml_rag_user")
     enable(owner, "closed.t", '{"language": "simple"}')
+    owner.execute(SCORES)
     store = str((owner.execute("SELECT 'closed.t'::regclass::oid").fetchone() or (0,))[0])
     if not merged:
         owner.execute("UPDATE closed.t SET segment = 'zanzibar again'")
@@ -349,6 +352,7 @@ def test_keys_that_one_may_not_read_are_not_shown(owner: Connection, tenant: Con
     owner.execute("CREATE TABLE t (id text PRIMARY KEY, segment text)")
     owner.execute("INSERT INTO t VALUES ('numberplate', 'zanzibar'); GRANT SELECT (segment) ON t TO ml_rag_user")
     enable(owner, "t", '{"language": "simple"}')
+    owner.execute(SCORES)
     store = str((owner.execute("SELECT 't'::regclass::oid").fetchone() or (0,))[0])
     assert "numberplate" not in shown(tenant, store)
     owner.execute("GRANT SELECT (id) ON t TO ml_rag_user")

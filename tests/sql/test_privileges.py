@@ -6,6 +6,7 @@ tests/sql/golden_catalog.txt is the whole surface. After a change that is meant:
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -13,10 +14,12 @@ import psycopg
 import pytest
 from psycopg import sql
 
+import ml_rag
 from support.cluster import Cluster, Connection, Database
 from support.stores import answer, create_store, error, retrieve, search
 
 GOLDEN = Path(__file__).with_name("golden_catalog.txt")
+PACKAGE = Path(ml_rag.__file__).parent
 
 
 def dependent(oid: str) -> str:
@@ -129,13 +132,8 @@ def test_only_the_known_functions_run_with_their_owners_rights(module_owner: Con
     definers = [line.split(" | ")[1] for line in catalog(module_owner) if "SECURITY-DEFINER" in line]
     # those of the keyword indexes take nothing from their caller but which table
     assert definers == [
-        "ml_rag._delete_conversation()",
-        "ml_rag._delete_run()",
-        "ml_rag._drop_keywords()",
-        "ml_rag._drop_vectorizer_errors()",
-        "ml_rag._forget_failures()",
-        "ml_rag._forget_keywords()",
-        "ml_rag._forget_questions()",
+        "ml_rag._forget()",
+        "ml_rag._forget_dropped()",
         "ml_rag._keep_keywords()",
         # lowers a setting of the session that only superusers change
         "ml_rag._limit_temporary_files()",
@@ -150,16 +148,18 @@ def test_only_the_known_functions_run_with_their_owners_rights(module_owner: Con
     ]
 
 
-def test_every_function_pins_its_search_path(module_owner: Connection) -> None:
-    """But for two one-line SQL functions that name every schema, since only without SET can they be inlined, and for
-    procedures that commit, which PostgreSQL refuses with SET, and ml_rag_evaluate, calibrate and tune_index, which have
-    to know the caller's path: those name every schema, or call what does. And for what each call tells of itself, as it
-    must cost little."""
-    rows = module_owner.execute(
-        "SELECT p.proname FROM pg_proc AS p JOIN pg_depend AS d ON d.objid = p.oid AND d.deptype = 'e'"
+def test_what_callers_enter_pins_its_search_path(module_owner: Connection) -> None:
+    """And functions with their owner's rights, and triggers. But for a one-line SQL function that names every schema,
+    since only without SET can it be inlined, and for procedures that commit, which PostgreSQL refuses with SET, and
+    ml_rag_evaluate, calibrate and tune_index, which have to know the caller's path: those name every schema, or call
+    what does. Inner functions run under the path of those: one that is called elsewhere pins it. What each call tells
+    of itself costs little without, and names every schema."""
+    routines = module_owner.execute(
+        "SELECT p.proname, p.prosrc, coalesce(p.proconfig::text LIKE '%search\\_path=%', false),"
+        " p.proname !~ '^_' OR p.prosecdef OR p.prorettype IN ('trigger'::regtype, 'event_trigger'::regtype)"
+        " FROM pg_proc AS p JOIN pg_depend AS d ON d.objid = p.oid AND d.deptype = 'e'"
         " WHERE d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'ml_rag')"
         " AND p.prokind <> 'a'"  # its functions do
-        " AND NOT coalesce(p.proconfig::text LIKE '%search\\_path=%', false) ORDER BY 1"
     ).fetchall()
     commit = {
         "add_embedding",
@@ -176,11 +176,25 @@ def test_every_function_pins_its_search_path(module_owner: Connection) -> None:
         *("_begin", "_begin_call", "_begin_question", "_stage", "_enter_stage", "_end", "_end_call"),
         *("_progress", "_session_settings"),
     }
-    assert {name for (name,) in rows} <= {
-        *("_texts", "version", "vector_store_load", "ml_rag_evaluate", "calibrate", "tune_index"),
-        *commit,
-        *track,
-    }
+    entered = {"version", "vector_store_load", "ml_rag_evaluate", "calibrate", "tune_index"} | commit
+    assert {name for name, _, pinned, enters in routines if enters and not pinned} <= entered
+    views = module_owner.execute(
+        "SELECT pg_get_viewdef(c.oid) FROM pg_class AS c"
+        " WHERE c.relkind = 'v' AND c.relnamespace = 'ml_rag'::regnamespace"
+        " UNION ALL SELECT concat(pg_get_expr(p.polqual, p.polrelid), pg_get_expr(p.polwithcheck, p.polrelid))"
+        " FROM pg_policy AS p"
+        " UNION ALL SELECT pg_get_constraintdef(c.oid) FROM pg_constraint AS c WHERE c.contype = 'c'"
+    ).fetchall()
+    programs = [
+        path.read_text() for part in ("client", "server", "integrations") for path in (PACKAGE / part).rglob("*.py")
+    ]
+    elsewhere = [
+        *(source for name, source, pinned, _ in routines if name in entered | track and not pinned),
+        *(definition for (definition,) in views),
+        *programs,
+    ]
+    called = {name for text in elsewhere for name in re.findall(r"\bml_rag\.(_\w+)\(", text)}
+    assert {name for name, _, pinned, _ in routines if name in called and not pinned} <= commit | track
     for (path,) in module_owner.execute(
         "SELECT DISTINCT c FROM pg_proc AS p, unnest(p.proconfig) AS c WHERE p.pronamespace = 'ml_rag'::regnamespace"
         # runs functions of the caller's, which look for pgvector's operators

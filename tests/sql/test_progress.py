@@ -76,7 +76,7 @@ def test_a_load_that_waits_for_another(
     write(folder, a="text")
     loader.execute("CALL vector_store_load(%s)", (f"{folder}/",))
     other = db.connect(autocommit=False)
-    other.execute("SELECT ml_rag._lock_store('docs'::regclass)")
+    other.execute("SELECT pg_advisory_xact_lock(ml_rag._store_key('docs'::regclass))")
     write(folder, b="text")
     call = Background(lambda: loader.execute("CALL vector_store_load(%s)", (f"{folder}/",)))
     wait_until(lambda: [row["routine"] for row in shown(owner)] == ["vector_store_load"])

@@ -544,16 +544,6 @@ def test_no_row_is_indexed_that_is_not_written(stores: Connection, shard: list[S
         )
 
 
-def test_statistics_that_are_none_are_refused(stores: Connection) -> None:
-    for corpus in ("[]", "[1, 1, []]", '[1, 1, ["x"]]', "[-1, 1, [1]]", "[1, 1, [1.5]]", "{}", f"[1, 1, [{2**70}]]"):
-        found = stores.execute(
-            "SELECT s.keys, s.error ->> 'sqlstate' FROM ml_rag._keyword_scores('one'::regclass, 'segment',"
-            " '{document_id,segment_number}', '{birch}', '{1}', 5, NULL, %s) AS s",
-            (corpus,),
-        ).fetchone()
-        assert found == (None, "22023"), corpus
-
-
 def test_without_citus_no_store_is_distributed(loader: Connection) -> None:
     loader.execute("SELECT ml_rag.create_store('public.alone')")
     with error("0A000", "Citus is not installed"):

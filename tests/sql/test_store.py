@@ -374,7 +374,6 @@ def test_the_command_says_what_is_wrong_with_the_database(db: Database, loader: 
 DROPPED = {
     "check": "SELECT ml_rag._check_store(%s, NULL)",
     "states": "SELECT ml_rag._document_states(%s, '{a}')",
-    "lock": "SELECT ml_rag._lock_store(%s)",
     "key": "SELECT ml_rag._store_key(%s::oid)",
     "replace": "SELECT ml_rag._replace_document(%s, 'a', '{}')",
     "insert": "SELECT ml_rag._insert_segments(%s, 'a', 1, '{}', 1, ARRAY['{}'::jsonb], '{a}', '{e}', '{{[1]}}')",

@@ -22,6 +22,22 @@ MOST_CITED = 100
 Scores = dict[tuple[int, int], float]
 
 
+#: what a role gets of the word index of a table, whatever it says of the index and asks for: public.keyword_scores
+SCORES = """
+CREATE FUNCTION public.keyword_scores(store oid, segment name, key name[], terms text[], weights integer[], n integer,
+  row_keys text[] DEFAULT NULL, OUT keys text[], OUT scores float8[])
+LANGUAGE plpython3u STABLE SET search_path = pg_catalog, ml_rag, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+plpy.execute("SELECT ml_rag._load_backend()")
+words = GD["ml_rag"].keyword()
+own = words.readable(plpy, [{"store": store, "segment": segment, "key": key}])
+try:
+    return words.find(plpy, own[0], terms, weights, n, row_keys) if own else ([], [])
+except words.OtherIndex:
+    return [], []
+$$
+"""
+
+
 def keyword_store(
     owner: Connection, texts: Iterable[str | None] = (), name: str = "docs", options: str | None = None
 ) -> None:

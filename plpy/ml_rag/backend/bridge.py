@@ -324,15 +324,12 @@ def fits(size: int) -> bool:
     return statement.fits(size)
 
 
-@outcome
-def rewrite(plpy: Any, request: str) -> dict[str, Any]:
+@door
+def rewrite(plpy: Any, request: dict[str, Any]) -> dict[str, Any]:
     """What is searched with, of a request made by sql/pipeline/rewrite.sql: the fields of ml_rag.rewritten."""
-    parsed = _parsed(request)
-    with _calls.waiting(plpy, "ml_rag.rewrite", "rewrite", parsed["model_id"]):
-        found = _rewrite.rewrite(server(plpy), parsed)
+    with _calls.waiting(plpy, "ml_rag.rewrite", "rewrite", request["model_id"]):
+        found = _rewrite.rewrite(server(plpy), request)
         _calls.tokens(found["prompt_tokens"] or 0, found["generated_tokens"] or 0)
-    if found["filters"] is not None:
-        found["filters"] = as_jsonb(found["filters"])
     return found
 
 
@@ -423,6 +420,22 @@ def named_documents(plpy: Any, question: str, documents: list[Any]) -> dict[str,
     return {"names": found.names, "is_summary": found.is_summary}
 
 
+@door
+def why_not(plpy: Any, request: dict[str, Any], document: str, number: int | None, page: int | None) -> str:
+    """What became of a segment in a call, as JSON text; see ``ml_rag.backend.why``."""
+    from ml_rag.backend import why
+
+    return why.follow(plpy, request, document, number, page)
+
+
+@door
+def asks_for_summary(plpy: Any, question: str, names: list[str]) -> bool:
+    """Whether a question asks for nothing but a summary of documents of these names."""
+    from ml_rag.backend import documents
+
+    return documents.asks_for_summary(question, names, lambda: plpy.execute("SELECT 1"))
+
+
 def keyword(name: str = "keyword") -> ModuleType:
     """The module that scores keyword queries, or ``runs``, which writes their indexes: those that need numpy.
 
@@ -461,35 +474,6 @@ def numpy_version(plpy: Any) -> str:
 def keyword_indexes(plpy: Any, store: int | None) -> str:
     """The keyword indexes that the caller may search, or the one of a table, as JSON text."""
     return as_jsonb(_indexes.of_caller(plpy, store))
-
-
-@outcome
-def keyword_scores(
-    plpy: Any,
-    store: int,
-    segment: str,
-    key: list[str],
-    terms: list[str],
-    weights: list[int],
-    n: int,
-    row_keys: list[str] | None = None,
-    corpus: str | None = None,
-) -> tuple[list[str], list[float]]:
-    """Keys and BM25 scores of the best rows of a store; see ``ml_rag.backend.keyword``. ``corpus``: as JSON text."""
-    search = keyword().search
-    whole = None if corpus is None else _corpus(corpus, len(terms))
-    found: tuple[list[str], list[float]] = search(plpy, store, segment, key, terms, weights, n, row_keys, whole)
-    return found
-
-
-def _corpus(text: str, terms: int) -> tuple[int, int, list[int]]:
-    """What ``keyword_statistics`` has given, or another server."""
-    found = _parsed(text)
-    if isinstance(found, list) and len(found) == 3 and isinstance(found[2], list) and len(found[2]) == terms:
-        rows, total, frequencies = found
-        if all(type(n) is int and 0 <= n < 2**62 for n in (rows, total, *frequencies)):
-            return rows, total, frequencies
-    raise InvalidRequest("the statistics of the keyword index are not of these words", detail=f"Got {text[:200]}.")
 
 
 @outcome
@@ -546,42 +530,42 @@ def run_handed() -> None:
     _rights.run_handed()
 
 
-@outcome
-def build_keyword_index(plpy: Any, index: str, call: int | None) -> bool:
-    """Make the keyword index of a table of the caller's, described by a row of keyword_store as JSON text."""
-    keyword("runs").build(plpy, json.loads(index), call)
+@door
+def build_keyword_index(plpy: Any, index: dict[str, Any], call: int | None) -> bool:
+    """Make the keyword index of a table of the caller's, described by a row of keyword_store."""
+    keyword("runs").build(plpy, index, call)
     return True
 
 
-@outcome
+@door
 def drop_keyword_index(plpy: Any, store: int) -> bool:
     """Drop the keyword index of a table of the caller's."""
     keyword("runs").drop(plpy, store)
     return True
 
 
-@outcome
+@door
 def index_cursor(plpy: Any, store: int, rows: str) -> int:
     """Index the rows (key, segment) of an open cursor; for the triggers, which have the owner's rights."""
     added: int = keyword("runs").add_from_cursor(plpy, store, rows)
     return added
 
 
-@outcome
+@door
 def merge_keywords(plpy: Any, store: int, thorough: bool) -> bool:
     """Fold what waits in a keyword index into its runs; for the triggers, which have the owner's rights."""
     keyword("runs").merge(plpy, store, thorough)
     return True
 
 
-@outcome
+@door
 def merge_own_keywords(plpy: Any, store: int) -> bool:
     """Merge all of the keyword index of a table of the caller's."""
     keyword("runs").merge_own(plpy, store)
     return True
 
 
-@outcome
+@door
 def find_files(plpy: Any, uri: str) -> str:
     """What a URI names, as JSON text: files (sorted paths), left_out (folders that cannot be read, each with its
     error), base and patterns, table_name (the default one).
@@ -692,22 +676,19 @@ def load_contents(plpy: Any, job_text: str, names: list[str], contents: list[byt
     return json.dumps(loader.result())
 
 
-@outcome
-def unchanged_contents(plpy: Any, job_text: str, names: list[str], hashes: list[str]) -> str:
+@door
+def unchanged_contents(plpy: Any, job: dict[str, Any], names: list[str], hashes: list[str]) -> list[str]:
     """Names of those documents that ``load_contents`` would leave alone."""
     from ml_rag import files
     from ml_rag.backend.load import has_all, is_made_of
     from ml_rag.backend.store import SqlStore
 
-    job = _parsed(job_text)
     given = files.Given(job["metadata"], job["document_metadata"])
     states = SqlStore(plpy, job, _embedder(plpy), may_commit=False).states(names)
-    return json.dumps(
-        [
-            name
-            for name, sha256 in zip(names, hashes, strict=False)
-            if name in states
-            and (not job["refresh"] or is_made_of(states[name], sha256, job["made_with"]))
-            and has_all(states[name], given.of(name) if job["refresh"] else {})
-        ]
-    )
+    return [
+        name
+        for name, sha256 in zip(names, hashes, strict=False)
+        if name in states
+        and (not job["refresh"] or is_made_of(states[name], sha256, job["made_with"]))
+        and has_all(states[name], given.of(name) if job["refresh"] else {})
+    ]

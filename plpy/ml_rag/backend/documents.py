@@ -72,6 +72,7 @@ _INSIDE = frozenset(("in", "from", "per", "see", "read", "to", "by"))
 _FILLERS = _ARTICLES | {"it", "a", "an", "and", "of", "please", "whole", "entire", "following", "text", "paper", "me"}
 _FILLERS |= {"called", "named", "titled", "entitled", "which", "is"}
 _LABEL = re.compile(r"\s*([^:?!\n]{1,80}?)\s*(?::|\s[-–—])\s")
+_HINT = re.compile(r"summar[iy]|sum up|overview|outline|gist|tl;?\s?dr|points|takeaways|contents", re.IGNORECASE)
 _SUMMARY = re.compile(
     r"(?:\s*(?:please|can you|could you|give me|i need|write|show me)\b)*\s*"
     r"(?:(?:a |an |the |short |brief |quick |main )*"
@@ -170,6 +171,12 @@ def named(
     asked = _Question(question)
     found = asked.documents(names, interrupt)
     return Named(list(dict.fromkeys(listed[number] for number in found)), asked.is_summary())
+
+
+def asks_for_summary(question: str, names: Sequence[str], interrupt: Callable[[], object]) -> bool:
+    """Whether ``question`` asks for nothing but a summary of documents of these names."""
+    # most questions have no such word, and nobody need look closer
+    return _HINT.search(question) is not None and named(question, [(name, ()) for name in names], interrupt).is_summary
 
 
 class _Question:

@@ -127,30 +127,6 @@ class HiddenRows(MlRagError):
 # -- the search --------------------------------------------------------------------------------------------------------
 
 
-def search(
-    plpy: Any,
-    store: int,
-    segment: str,
-    key: list[str],
-    terms: list[str],
-    weights: list[int],
-    n: int,
-    row_keys: list[str] | None = None,
-    corpus: Corpus | None = None,
-) -> Candidates:
-    """Keys and scores of the ``n`` best rows that the caller can see, and of up to ``TIES`` as good as the last.
-
-    ``segment`` and ``key``: the columns of the index; where it has others, nothing is found. ``row_keys``: of
-    ml_rag.row_filter where few rows pass it; None = all rows. ``corpus``: the statistics to score by, where the rows
-    are a part of those of a store; None = their own.
-    """
-    own = readable(plpy, [{"store": store, "segment": segment, "key": key}])
-    try:
-        return find(plpy, own[0], terms, weights, n, row_keys, corpus) if own else ([], [])
-    except OtherIndex:
-        return [], []
-
-
 def find(
     plpy: Any,
     index: dict[str, Any],
@@ -160,7 +136,12 @@ def find(
     row_keys: list[str] | None = None,
     corpus: Corpus | None = None,
 ) -> Candidates:
-    """The same of an index that ``indexes.readable`` has given. Raises OtherIndex."""
+    """Keys and scores of the ``n`` best rows that the caller can see, and of up to ``TIES`` as good as the last.
+
+    ``index``: one that ``indexes.readable`` has given. ``row_keys``: of few rows that pass a filter; None = all rows.
+    ``corpus``: the statistics to score by, where the rows are a part of those of a store; None = their own. Raises
+    OtherIndex.
+    """
     store, key = index["store"], index["key"]
     secured, reads_nodes = index["secured"], index["reads_nodes"]
     keys: list[Portion] | None = None

@@ -52,9 +52,13 @@ _STATEMENTS = {
         "jsonb",
     ),
     "drop index": ("DELETE FROM ml_rag_internal.keyword_store WHERE store = $1", "oid"),
-    # As the caller: the SQL that gives the rows of its table.
+    # As the caller: SQL of key and text of each row of its table that has one; those of a table of Citus are in the
+    # indexes of its shards.
     "source": (
-        "SELECT ml_rag._keyword_rows(jsonb_populate_record(NULL::ml_rag_internal.keyword_store, $1)) AS source",
+        "SELECT pg_catalog.format('SELECT s.key AS key, s.segment AS segment FROM (SELECT %s FROM %s AS t)"
+        " AS s (key, segment) WHERE s.segment IS NOT NULL%s', ml_rag._key_and_segment('t', i),"
+        " ml_rag._indexed_rows(i.store), CASE WHEN ml_rag._is_distributed(i.store) THEN ' AND false' END) AS source"
+        " FROM pg_catalog.jsonb_populate_record(NULL::ml_rag_internal.keyword_store, $1) AS i",
         "jsonb",
     ),
     "index": ("SELECT configuration, statistics FROM ml_rag_internal.keyword_store WHERE store = $1", "oid"),

@@ -121,12 +121,20 @@ def _decide(plpy: Any, statement: str, relations: list[int], schemas: list[str],
     outcome.columns = _value(plpy, "SELECT ml_rag._statement_columns()")
     names = ", ".join(f"c{place}" for place in range(len(outcome.columns)))
     plpy.execute(f"CREATE TEMP VIEW ml_rag_statement ({names}) AS (\n{statement}\n)")
-    outcome.reason = _value(plpy, "SELECT ml_rag._statement_refusal($1)", "oid[]", relations) or _too_large(plpy)
+    refusal = (
+        "SELECT ml_rag._refusal(ml_rag._parsed('ml_rag_statement'),"
+        " pg_catalog.array_append($1, pg_catalog.to_regclass('pg_temp.ml_rag_statement')::pg_catalog.oid))"
+    )
+    outcome.reason = _value(plpy, refusal, "oid[]", relations) or _too_large(plpy)
 
 
 def _too_large(plpy: Any) -> str | None:
     """Why the view could take too long where PostgreSQL cancels nothing, or too much memory; see ``sizes``."""
-    text = _value(plpy, "SELECT ml_rag._statement_tree()")
+    text = _value(
+        plpy,
+        "SELECT CASE WHEN pg_catalog.int4le(pg_catalog.length(v.tree), 4000000) THEN v.tree END"
+        " FROM ml_rag._parsed('ml_rag_statement') AS v (tree)",
+    )
     if text is None:
         return "54000: it is too long once it is parsed"
     (query,) = tree.parse(text)

@@ -18,5 +18,6 @@ SELECT ml_rag._add_option('ml_rank', 'former', 'boolean', description => 'no lon
 
 -- not there yet
 DELETE FROM ml_rag.option WHERE routine = 'ml_rank' AND name = 'language';
-DROP TRIGGER forget ON ml_rag.evaluation_run;
-DROP FUNCTION ml_rag._forget_questions();
+DROP TRIGGER forget_questions ON ml_rag.evaluation_run;
+DROP EVENT TRIGGER ml_rag_forget_dropped;
+DROP FUNCTION ml_rag._forget_dropped();

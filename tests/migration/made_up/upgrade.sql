@@ -54,20 +54,24 @@ SELECT ml_rag._add_option('ml_rank', 'top_n', 'integer', minimum => 1, maximum =
 SELECT ml_rag._add_option('ml_rank', 'language', 'text', default_rule => 'default_text_search_config',
   description => 'a code such as en or pt-BR, or a name: what the model "hybrid" takes for a word');
 
-CREATE FUNCTION ml_rag._forget_questions() RETURNS trigger
+CREATE FUNCTION ml_rag._forget_dropped() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
--- purpose: the questions of a run go with it; whoever may delete the run may delete them all
--- Writes: ml_rag.evaluation_question
+-- purpose: what is kept for a table goes with it: its keyword index, that of a shard of Citus with its trigger; the failures of its
+-- vectorizer  Writes: ml_rag_internal.keyword_store, ml_rag.vectorizer_error, ml_rag.vectorizer_truncated
 BEGIN
-  -- nobody but the owner may make triggers of it (privileges); on another table OLD.run_id could be anything
-  IF TG_RELID = 'ml_rag.evaluation_run'::regclass THEN
-    DELETE FROM ml_rag.evaluation_question AS q WHERE q.role = OLD.role AND q.run_id = OLD.run_id;
-  END IF;
-  RETURN NULL;
+  DELETE FROM ml_rag_internal.keyword_store AS i USING pg_event_trigger_dropped_objects() AS d
+  WHERE d.classid = 'pg_class'::regclass AND d.objsubid = 0 AND i.store = d.objid
+    OR d.classid = 'pg_trigger'::regclass AND d.address_names[3] ~ '^ml_rag_keywords_written'
+      AND i.store = to_regclass(format('%I.%I', d.address_names[1], d.address_names[2]));
+  DELETE FROM ml_rag.vectorizer_truncated AS t USING pg_event_trigger_dropped_objects() AS d
+  WHERE d.classid = 'pg_class'::regclass AND d.objsubid = 0 AND t.relation = d.objid;
+  DELETE FROM ml_rag.vectorizer_error AS e USING pg_event_trigger_dropped_objects() AS d
+  WHERE d.classid = 'pg_class'::regclass AND d.objsubid = 0 AND e.relation = d.objid;
 END
 $$;
-REVOKE ALL ON FUNCTION ml_rag._forget_questions() FROM PUBLIC;
-CREATE TRIGGER forget AFTER DELETE ON ml_rag.evaluation_run
-FOR EACH ROW EXECUTE FUNCTION ml_rag._forget_questions();
+REVOKE ALL ON FUNCTION ml_rag._forget_dropped() FROM PUBLIC;
+CREATE EVENT TRIGGER ml_rag_forget_dropped ON sql_drop WHEN TAG IN ('DROP TABLE', 'DROP SCHEMA', 'DROP OWNED', 'DROP EXTENSION',
+  'DROP TYPE', 'DROP SERVER', 'DROP TRIGGER') EXECUTE FUNCTION ml_rag._forget_dropped();
+CREATE TRIGGER forget_questions AFTER DELETE ON ml_rag.evaluation_run FOR EACH ROW EXECUTE FUNCTION ml_rag._forget();

@@ -9,13 +9,16 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ml_rag.backend.retrieval.plan import plan, scored_rows, widening
+from ml_rag.backend.retrieval.run import corpus
 from ml_rag.backend.retrieval.shape import Arm, Given, Near, Nodes, Shape, Slots, Source, Statement, Values, Words
 from ml_rag.backend.retrieval.sqltext import identifier, literal
 from ml_rag.backend.retrieval.stores import Embedding, Metric, Store
+from ml_rag.errors import InvalidRequest
 
 GOLDEN = Path(__file__).with_name("golden_statements.sql")
 
@@ -283,3 +286,16 @@ def test_texts_are_quoted(text: str, written: str) -> None:
 
 def test_names_are_quoted() -> None:
     assert identifier('a "b"') == '"a ""b"""'
+
+
+@pytest.mark.parametrize(
+    "statistics", [[], [1, 1, []], [1, 1, ["x"]], [-1, 1, [1]], [1, 1, [1.5]], [1, 1, [True]], {}, [1, 1, [2**70]]]
+)
+def test_statistics_that_are_none_are_refused(statistics: Any) -> None:
+    with pytest.raises(InvalidRequest, match="statistics of the keyword index"):
+        corpus({"terms": ["birch"], "corpus": statistics})
+
+
+def test_statistics_of_another_server() -> None:
+    assert corpus({"terms": ["birch"], "corpus": [3, 9, [2]]}) == (3, 9, [2])
+    assert corpus({}) is None

@@ -22,6 +22,16 @@ _BEGIN = {
 _SIZE, _SIZE_ASKED = 100, 8
 
 
+#: a node group as it is filled; pending, key_text, merged: SQL
+_FACTS = """
+SELECT json_build_object('relation', r.relation::oid::bigint, 'name', ml_rag._relation_name(r.relation),
+  'options', r.options, 'key', r.key, 'store_key', r.store_key, 'key_types', r.key_types,
+  'asks_model', ml_rag._asks_model(r.options ->> 'transform'), 'pending', ml_rag._pending_nodes(r),
+  'key_text', ml_rag._key_text('s', r.store_key), 'merged', ml_rag._merged_nodes(($1 ->> 'store')::oid))
+FROM ml_rag._look_up(($1 ->> 'store')::oid, $1 ->> 'name', ($1 ->> 'retries')::boolean) AS r
+"""
+
+
 class NodeGroups(Derived):
     """What waits are parents whose nodes are not there, are of another text, or failed and are to be tried again.
 
@@ -33,7 +43,7 @@ class NodeGroups(Derived):
         self.must_commit = session.routine != "fill_node_groups"
         self._began = time.monotonic()
         self._nodes = 0
-        #: what ml_rag._node_facts has of the group that is being filled; None: the next one is to be begun
+        #: what _FACTS has of the group that is being filled; None: the next one is to be begun
         self._group: Any = None
         self._after: str | None = None
 
@@ -97,9 +107,8 @@ class NodeGroups(Derived):
         return {}
 
     def _begin_group(self) -> Steps[None]:
-        self._group = yield from call(
-            "_node_facts(oid, text, boolean)",
-            *(self._store, self._names[0], self.session.routine != "fill_node_groups"),
+        self._group = yield from run(
+            _FACTS, store=self._store, name=self._names[0], retries=self.session.routine != "fill_node_groups"
         )
         self._after = None
         yield from call("_grant_readers(oid, oid)", self._store, self._group["relation"])

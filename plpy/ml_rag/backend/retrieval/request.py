@@ -17,8 +17,6 @@ from ml_rag.backend.statements import Statements
 KEPT = 64
 LONGEST = 4096
 
-#: of retrieval_options: how far a hit may be
-_LIMITS = ("max_distance", "percentage_distance")
 #: of options those that are read here
 _READ = [
     *("rerank", "index_options", "semantic_search", "keyword_search", "skip_generate", "partial", "return"),

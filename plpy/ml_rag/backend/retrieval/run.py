@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ml_rag.backend import calls, rights
-from ml_rag.backend.retrieval import explain, filters, kept, vectors
+from ml_rag.backend.retrieval import explain, filters, kept, reasons, vectors
 from ml_rag.backend.retrieval import request as requests
 from ml_rag.backend.retrieval import stores as discovery
 from ml_rag.backend.retrieval.arms import KEYWORD, SEMANTIC
@@ -25,7 +25,7 @@ from ml_rag.backend.retrieval.stores import Embedding, Store, record
 from ml_rag.backend.retrieval.vectors import Vectors
 from ml_rag.backend.sqlstate import sqlstate
 from ml_rag.backend.statements import Statements
-from ml_rag.errors import MlRagError
+from ml_rag.errors import InvalidRequest, MlRagError
 from ml_rag.protocol import SUCCESS
 
 _STORES = "ARRAY(SELECT s FROM jsonb_populate_recordset(NULL::ml_rag.store, {}) AS s)"
@@ -47,12 +47,15 @@ _run = Statements(
             "jsonb",
         ),
         "rewrite": (
-            "SELECT to_jsonb(r)::text AS request, r.question, jsonb_build_object('question', r.question, 'rewritten',"
-            " r.rewritten, 'options', r.options, 'arms', r.arms)::text AS changed"
-            f" FROM ml_rag._rewrite_request({_REQUEST.format('$1')}, {_STORES.format('$2')}) AS r",
-            *("jsonb", "jsonb"),
+            "SELECT to_jsonb(r)::text AS rewritten, ($2"
+            " || CASE WHEN r.document_names IS NULL THEN '{}'"
+            " ELSE jsonb_build_object('document_name', r.document_names) END"
+            " || CASE WHEN r.filters IS NULL THEN '{}' ELSE jsonb_build_object('filters',"
+            " ml_rag._join_filters($2 -> 'filters', r.filters)) END)::text AS options"
+            f" FROM ml_rag._rewrite($1, $2 -> 'query_options', {_STORES.format('$3')}, $2, $4) AS r",
+            *("text", "jsonb", "jsonb", "int4"),
         ),
-        "wants whole": (f"SELECT ml_rag._wants_whole_documents({_REQUEST.format('$1')}) AS answer", "jsonb"),
+        "change": ("SELECT ($1 || $2)::text AS record", "jsonb", "jsonb"),
         "read whole": (
             "SELECT to_jsonb(r.hits)::text AS hits, r.skipped"
             f" FROM ml_rag._read_documents({_REQUEST.format('$1')}, {_STORES.format('$2')}) AS r",
@@ -74,10 +77,7 @@ _run = Statements(
             " WHERE a.attrelid = $1 AND a.attname = $2 AND NOT a.attisdropped AND t.typname IN ('vector', 'halfvec')",
             *("oid", "text"),
         ),
-        "shard request": (
-            f"SELECT to_jsonb(r)::text AS request FROM ml_rag._shard_request({_REQUEST.format('$1')}) AS r",
-            "jsonb",
-        ),
+        "shard request": (f"SELECT to_jsonb({_REQUEST.format('$1')})::text AS request", "jsonb"),
         "rerank": (
             "SELECT count(*)::int4 AS n, max(r.rerank_score) AS best,"
             " max(r.distance) FILTER (WHERE r.is_kept)::text AS threshold,"
@@ -87,28 +87,11 @@ _run = Statements(
             " ARRAY(SELECT h FROM jsonb_populate_recordset(NULL::ml_rag.hit, $2) AS h), $3, $6) AS h) AS r",
             *("text", "jsonb", "jsonb", "float8", "int4", "text"),
         ),
-        "other dimensions": (
-            f"SELECT ml_rag._other_dimensions({_STORE.format('$1')}, $2)::text AS failure",
-            *("jsonb", "int4"),
-        ),
-        "broken index": (
-            f"SELECT ml_rag._broken_index({_STORE.format('$1')}, $2)::text AS failure",
-            *("jsonb", "text"),
-        ),
-        "failure": (
-            "SELECT ml_rag._failure($1, $2, $3, $4, $5)::text AS failure",
-            *("text", "text", "text", "text", "text"),
-        ),
         "failure of": (
             f"SELECT ml_rag._failure_of({_STORE.format('$1')}, $2)::text AS failure",
             *("jsonb", "text"),
         ),
         "warn": ("SELECT ml_rag._warn_of_failures(ARRAY(SELECT f FROM jsonb_array_elements($1) AS f))", "jsonb"),
-        "no index": (f"SELECT ml_rag._warn_of_no_index({_STORES.format('$1')}, $2)", "jsonb", "bool"),
-        "no part": (
-            f"SELECT ml_rag._warn_of_no_part({_STORES.format('$1')}, jsonb_populate_record(NULL::ml_rag.arm, $2), $3)",
-            *("jsonb", "jsonb", "bool"),
-        ),
         "name": ("SELECT ml_rag._relation_name($1)", "oid"),
         "lock partitions": (
             "SELECT ml_rag._lock_partitions(c.oid) FROM pg_class AS c WHERE c.oid = $1 AND c.relkind = 'p'",
@@ -161,6 +144,19 @@ class Found:
     sources: list[Source]
     search: Search
     settings: tuple[str, ...]
+
+
+def corpus(asked: dict[str, Any]) -> tuple[int, int, list[int]] | None:
+    """The statistics of all parts of a store, in what another server asks a shard."""
+    found = asked.get("corpus")
+    if isinstance(found, list) and len(found) == 3 and isinstance(found[2], list):
+        rows, total, frequencies = found
+        is_number = all(type(n) is int and 0 <= n < 2**62 for n in (rows, total, *frequencies))
+        if is_number and len(frequencies) == len(asked["terms"]):
+            return rows, total, frequencies
+    if found is None:
+        return None
+    raise InvalidRequest("the statistics of the keyword index are not of these words", detail=f"Got {found!r:.200}.")
 
 
 class Retrieval:
@@ -256,9 +252,8 @@ class Retrieval:
         if request.arms:
             stores = self._discover(request, question)
             if request.rewrites:
-                request, question, changed = self._rewrite(request, stores, vector, told)
-            whole = request.names_documents and _run(self._plpy, "wants whole", request.record)[0]["answer"]
-            if whole:
+                request, question, changed = self._rewrite(request, question, stores, vector, told)
+            if request.names_documents and self._wants_whole(request, question):
                 retrieval |= self._read_whole(request, stores)
             else:
                 retrieval |= self._retrieved(request, question, stores, vector, told)
@@ -313,7 +308,10 @@ class Retrieval:
         asked = call["request"]
         arm = asked["arm"] | {"part": None, "share": None, "weight": None, "node_group": None}
         own, given = arm["query_embedding"], asked["request"]
-        text = _run(self._plpy, "shard request", json.dumps(given | {"arms": [arm], "call": None}))[0]["request"]
+        # what is the same in all such requests: as many hits as the arm brings, no more
+        same = {"n_citations": arm["candidates"], "fusion": "weighted", "segment_overlap": 0, "call": None}
+        same |= {"arms": [arm], "options": given.get("options") or {}}
+        text = _run(self._plpy, "shard request", json.dumps(given | same))[0]["request"]
         vector = given["query_embedding"]
         request = requests.of_record(self._plpy, self._schema, text, "hits", has_vector=vector is not None)
         store = discovery.of_record(self._plpy, self._schema, call["store"], call["relation"])
@@ -321,7 +319,7 @@ class Retrieval:
         vectors = Vectors(vector, {(1, None): own} if own else {})
         if asked.get("embedding") is not None:
             vectors.embeddings[1, store.relation] = self._embedding(store, asked["embedding"])
-        search = Search(self._context, request, given["question"] or "", vectors, {}, corpus=asked.get("corpus"))
+        search = Search(self._context, request, given["question"] or "", vectors, {}, corpus=corpus(asked))
 
         def find() -> Any:
             source = search.add(search.source(store), 1, 1)
@@ -382,13 +380,33 @@ class Retrieval:
         return stores
 
     def _rewrite(
-        self, request: Request, stores: list[Store], vector: str | None, told: str
+        self, request: Request, question: str, stores: list[Store], vector: str | None, told: str
     ) -> tuple[Request, str, str]:
         """The request, the question, and as JSON text what of ml_rag.request has changed."""
-        row = _run(self._plpy, "rewrite", request.record, self._records(stores))[0]
+        from ml_rag.backend.retrieval.parts import rewritten_arms
+
+        row = _run(self._plpy, "rewrite", question, request.options, self._records(stores), self._call)[0]
+        rewritten = json.loads(row["rewritten"])
+        question = rewritten["question"] or question
+        arms = [json.loads(asked.record) | {"query_embedding": asked.vector} for asked in request.arms]
+        fields = {"question": question, "rewritten": rewritten, "arms": rewritten_arms(arms, question, rewritten)}
+        changed = f'{json.dumps(fields)[:-1]}, "options": {row["options"]}}}'
+        self._stage("discover")  # told anew: the stage that follows begins by itself only where none was told
         self._step("rewrite")
-        values = self._plpy, self._schema, row["request"], "hits"
-        return requests.of_record(*values, has_vector=vector is not None, told=told), row["question"], row["changed"]
+        record = _run(self._plpy, "change", request.record, changed)[0]["record"]
+        values = self._plpy, self._schema, record, "hits"
+        return requests.of_record(*values, has_vector=vector is not None, told=told), question, changed
+
+    def _wants_whole(self, request: Request, question: str) -> bool:
+        """Whether the documents that the call is limited to are to be read from end to end: the task is summarization,
+        or the question asks for nothing but a summary of them."""
+        from ml_rag.backend.documents import asks_for_summary
+
+        options = json.loads(request.options)
+        rewritten = json.loads(request.record)["rewritten"] or {}
+        if (options.get("model_options") or {}).get("task") == "summarization" or rewritten.get("is_summary"):
+            return True
+        return asks_for_summary(question, options["document_name"], lambda: self._plpy.execute("SELECT 1"))
 
     def _read_whole(self, request: Request, stores: list[Store]) -> dict[str, Any]:
         self._stage("read")
@@ -489,7 +507,7 @@ class Retrieval:
                 except NoIndex:
                     without.append(store)
                 except BrokenIndex as e:
-                    failure = json.loads(_run(self._plpy, "broken index", self._json(store), e.message)[0]["failure"])
+                    failure = reasons.broken_index(self._plpy, store, e.message)
                     if len(stores) == 1:
                         raise Failed(failure) from None
                     failures.append(failure)
@@ -520,9 +538,11 @@ class Retrieval:
     def _warn_of(self, arm: Arm, asked: AskedArm, without: list[Store], *, is_all: bool) -> None:
         """Say which stores an arm could not search; raises where these are all."""
         if arm.in_nodes or asked.embedding is not None:
-            _run(self._plpy, "no part", self._records(without), asked.record, is_all)
+            error = reasons.no_part(self._plpy, without, asked, arm.search, is_all=is_all)
         else:
-            _run(self._plpy, "no index", self._records(without), is_all)
+            error = reasons.no_index(self._plpy, without, is_all=is_all)
+        if error is not None:
+            raise Failed(error)
 
     def _hold(self, request: Request, stores: list[Store]) -> list[Store]:
         """Nobody drops, renames or alters the stores until the end of the transaction: as ml_rag._hold."""
@@ -579,9 +599,8 @@ class Retrieval:
                 continue
             embedding = made.embeddings.get((place, store.relation), store.embedding)
             length = text.count(",") + 1
-            if embedding is not None and embedding.dimensions not in (None, length):
-                fields = json.dumps(self._record(store) | {"dimensions": embedding.dimensions})
-                failure: dict[str, Any] = json.loads(_run(self._plpy, "other dimensions", fields, length)[0]["failure"])
+            if embedding is not None and embedding.dimensions is not None and embedding.dimensions != length:
+                failure: dict[str, Any] = reasons.other_dimensions(store, embedding.dimensions, length)
                 return failure
         return None
 
@@ -593,8 +612,7 @@ class Retrieval:
             self._as_named_now([store])
             raise error
         _, detail, hint, *_ = getattr(error, "spidata", None) or (None, None, None)
-        values = store.vector_store, sqlstate(error), str(error), detail, hint
-        failure = json.loads(_run(self._plpy, "failure", *values)[0]["failure"])
+        failure = reasons.failure(store.vector_store, sqlstate(error), str(error), detail, hint)
         if sqlstate(error) == "22023" and re.match(
             'invalid value for option "filters"|operator is not supported', str(error)
         ):

@@ -72,8 +72,8 @@ _run = Statements(
             "SELECT f.condition, f.row_keys::text AS row_keys, cardinality(f.row_keys) AS n"
             " FROM ml_rag._node_filter(jsonb_populate_record(NULL::ml_rag.store, $1),"
             " jsonb_populate_record(NULL::ml_rag._node_group, $2),"
-            " ROW($3, $4, $5::tid[], NULL)::ml_rag.row_filter) AS f",
-            *("jsonb", "jsonb", "text", "text[]", "text"),
+            " $3, $4::tid[]) AS f",
+            *("jsonb", "jsonb", "text", "text"),
         ),
     }
 )
@@ -118,10 +118,6 @@ class BrokenIndex(MlRagError):
     """The keyword index of a store cannot be used: its configuration was dropped, or the type of its key changed."""
 
     sqlstate = "55000"
-
-
-class UnknownRows(Exception):
-    """A store reads in parts now what it did not, or the other way round."""
 
 
 #: keyword indexes of stores, as the caller may read them: what a store is known by covers its privileges
@@ -589,7 +585,7 @@ class NodeSearch:
                 outer._plpy,
                 "node filter",
                 *(json.dumps(record(self._source.store)), self._group),
-                *(filtered.condition, filtered.arguments, filtered.row_keys),
+                *(filtered.condition, filtered.row_keys),
             )[0]
             own = Filtered(row["condition"], filtered.arguments, row["row_keys"], row["n"], None, filtered.compared)
             search._filtered[self._nodes] = own

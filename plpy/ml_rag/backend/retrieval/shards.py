@@ -33,9 +33,10 @@ _run = Statements(
             *("oid", "name", "text[]", "text[]"),
         ),
         "count": (
-            "SELECT ml_rag._ask_statistics(jsonb_populate_record(NULL::ml_rag.store, $1),"
-            " ARRAY(SELECT s::regclass FROM jsonb_array_elements_text($2) AS s), $3, $4)::text AS statistics",
-            *("jsonb", "jsonb", "jsonb", "jsonb"),
+            "SELECT a.answers[1]::text AS statistics, a.failure::text AS failure"
+            " FROM ml_rag._ask_arm(jsonb_populate_record(NULL::ml_rag.store, $1),"
+            " ARRAY(SELECT s::regclass FROM jsonb_array_elements_text($2) AS s), $3, $4, $5) AS a",
+            *("jsonb", "jsonb", "jsonb", "int4", "jsonb"),
         ),
         "ask": (
             # what is in the hits is anybody's, and stays a text: however deep, and with all digits of its numbers
@@ -48,7 +49,7 @@ _run = Statements(
             "CASE jsonb_typeof(x.answer -> 'hits') WHEN 'array' THEN x.answer -> 'hits' END)"
             " WITH ORDINALITY AS h (hit, place)) AS b WHERE b.rank <= $4) AS hits,"
             " ARRAY(SELECT (x.answer -> 'facts')::text FROM unnest(a.answers) AS x (answer)) AS facts"
-            " FROM ml_rag._ask_hits(jsonb_populate_record(NULL::ml_rag.store, $1),"
+            " FROM ml_rag._ask_arm(jsonb_populate_record(NULL::ml_rag.store, $1),"
             " ARRAY(SELECT s::regclass FROM jsonb_array_elements_text($2) AS s), "
             # of the options those that say which rows count, and settings of an index
             "jsonb_set($3, '{request,options}', (SELECT coalesce(jsonb_object_agg(o.key, o.value), '{}')"
@@ -146,9 +147,12 @@ class Asking:
             own = self._context.keyword().statistics(self._plpy, index["store"], index["segment"], index["key"], terms)
             here = json.dumps(own)
         found = _run(
-            self._plpy, "count", json.dumps(self._store), shards, json.dumps(request | {"call": "statistics"}), here
+            *(self._plpy, "count", json.dumps(self._store), shards),
+            *(json.dumps(request | {"call": "statistics"}), len(terms), here),
         )
-        return _answered(json.loads(found[0]["statistics"]))
+        if found[0]["failure"] is not None:
+            raise Silent(json.loads(found[0]["failure"]))
+        return json.loads(found[0]["statistics"])
 
 
 def _facts(text: str | None) -> Any:
@@ -156,10 +160,3 @@ def _facts(text: str | None) -> Any:
     if text is None or len(text) > _MOST_FACTS or text.count("{") + text.count("[") > _MOST_VALUES:
         return None
     return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 20 else None)
-
-
-def _answered(answer: Any) -> Any:
-    """The answer. Raises Silent where a shard has given none."""
-    if isinstance(answer, dict):
-        raise Silent(answer["failure"])
-    return answer

@@ -23,14 +23,6 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True)
-class KeywordIndex:
-    """What of the keyword index of a store a statement needs: the columns that tell its rows apart, and their types."""
-
-    key: tuple[str, ...]
-    key_types: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Embedding:
     """Vectors that an arm compares in place of the store's own: of a node group, or a column of the store."""
 

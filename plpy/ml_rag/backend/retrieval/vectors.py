@@ -15,7 +15,6 @@ from ml_rag.backend.statements import Statements
 _run = Statements(
     {
         "embed": ("SELECT ml_rag._embed_means($1, $2, $3)::text AS vectors", "jsonb", "text", "text"),
-        "hint": ("SELECT ml_rag._hint_of_words($1) AS hint", "jsonb"),
         "embedding": (
             "SELECT e.embed_model_id AS model, e.segment_embedding::text AS column, e.embedding_type AS type_name,"
             " e.dimensions FROM ml_rag._embedding(jsonb_populate_record(NULL::ml_rag.store, $1), $2) AS e"
@@ -91,9 +90,19 @@ def embed(plpy: Any, request: Request, texts: list[tuple[str, ...]], model: str 
     """A vector each; of several texts the mean of theirs."""
     hint = None
     if request.shape.arm("keyword") is not None:
-        hint = _run(plpy, "hint", request.options)[0]["hint"]
+        hint = _hint_of_words(json.loads(request.options))
     vectors: list[str] = json.loads(_run(plpy, "embed", json.dumps(texts), model, hint)[0]["vectors"])
     return vectors
+
+
+def _hint_of_words(options: dict[str, Any]) -> str:
+    """How a hybrid call goes without a model."""
+    ways = ['Words are searched without a model: with {"semantic_search": false, "keyword_search": true}']
+    if "arms" in options:
+        ways = ["Words are searched without a model: with arms that search by words only"]
+    if options.get("retrieval_options", {}).keys() & {"max_distance", "percentage_distance"}:
+        ways.append('without "abstain" and limits on distances')
+    return ", ".join([*ways, 'with "skip_generate": true or by ml_rag_search.'])
 
 
 def make(

@@ -1,0 +1,106 @@
+"""Why stores, or arms in them, are not searched: failures as ml_rag._raise takes them, and warnings."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from ml_rag.backend.retrieval.sqltext import identifier
+from ml_rag.backend.retrieval.stores import Store
+
+#: bytes of a name that ml_rag.create_node_group takes
+_LONGEST_NAME = 40
+
+
+def failure(store: str, sqlstate: str, message: str, detail: str | None = None, hint: str | None = None) -> Any:
+    """The error of a store, as ml_rag._warn_of_failures takes it too; see ml_rag._failure."""
+    facts = {"detail": (detail or "")[:500], "hint": (hint or "")[:500]}
+    facts = {key: text for key, text in facts.items() if text}
+    return {"store": store, "sqlstate": sqlstate, "message": message[:500]} | facts
+
+
+def other_dimensions(store: Store, dimensions: int, length: int) -> Any:
+    """Of a store whose vectors cannot be compared with the query embedding, which has ``length`` dimensions."""
+    name = store.vector_store
+    return failure(
+        name,
+        "22000",
+        "the query embedding and the vector store differ in dimensions",
+        f"The query embedding has {length} dimensions, {name}.{_quoted(store.segment_embedding)} has {dimensions}.",
+        'Name the store\'s own model in "embed_model_id", or leave the store out with "exclude_vector_store".',
+    ) | {
+        "warning": f'"{name}" has other dimensions than the query embedding; ignored',
+        "skipped": f"It has {dimensions} dimensions, the query embedding {length}.",
+        "warning_hint": 'Correct the model in its marker comment, or leave the store out with "exclude_vector_store".',
+    }
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch("[a-z_][a-z0-9_]*", name) else identifier(name)
+
+
+def broken_index(plpy: Any, store: Store, why: str) -> Any:
+    """Of a store whose keyword index cannot be used: its configuration was dropped, or its key's type changed."""
+    name, hint = store.vector_store, f"Its owner can rebuild it: {_enabling(plpy, store)};"
+    return failure(name, "55000", f'the keyword index of "{name}" cannot be used', why, hint) | {
+        "warning": f'the keyword index of "{name}" cannot be used; ignored',
+        "warning_detail": why,
+        "skipped": "Its keyword index cannot be used.",
+        "warning_hint": hint,
+    }
+
+
+def _enabling(plpy: Any, store: Store) -> str:
+    """The statement by which an owner creates or rebuilds the keyword index of a store."""
+    options = ""
+    if store.segment != "segment":
+        options = f", {plpy.quote_literal(json.dumps({'segment': store.segment}, ensure_ascii=False))}"
+    return f"SELECT ml_rag.enable_keyword_search({plpy.quote_literal(store.table)}{options})"
+
+
+def _listed(stores: list[Store]) -> str:
+    return ", ".join(store.vector_store for store in stores[:20])
+
+
+def no_index(plpy: Any, stores: list[Store], *, is_all: bool) -> Any:
+    """Say which stores a keyword arm left out for want of an index; where that is all of them, the error."""
+    if is_all:
+        names = ", ".join(store.vector_store for store in stores)
+        hint = f"The owner of a store can create one: {_enabling(plpy, stores[0])};"
+        message = "no vector store has a keyword index"
+        return {"sqlstate": "55000", "message": message, "detail": f"Stores: {names}.", "hint": hint}
+    message = f"{len(stores)} vector stores have no keyword index; keyword search ignores them"
+    if len(stores) == 1:
+        message = f'"{stores[0].vector_store}" has no keyword index; keyword search ignores it'
+    kind = plpy.execute(f"SELECT c.relkind FROM pg_class AS c WHERE c.oid = {stores[0].relation}")
+    hint = "Only an ordinary table can have one: search the table behind it."
+    if kind and kind[0]["relkind"] in ("r", "p"):
+        hint = f"Its owner can create one: {_enabling(plpy, stores[0])};"
+    detail = f"Ignored: {_listed(stores)}{', …' if len(stores) > 20 else ''}."
+    plpy.warning(message, detail=detail, hint=hint, sqlstate="01000")
+    return None
+
+
+def no_part(plpy: Any, stores: list[Store], arm: Any, search: str, *, is_all: bool) -> Any:
+    """The same of its node group or embedding; ``arm``: an AskedArm."""
+    store, group = plpy.quote_literal(stores[0].vector_store), arm.node_group
+    if group is None:
+        what = f'embedding "{arm.embedding[:100]}"'
+        name = plpy.quote_literal(arm.embedding)
+        hint = f"CALL ml_rag.add_embedding({store}, {name}, '{{\"embed_model_id\": …}}') makes one."
+    else:
+        what = f'node group "{group[:100]}"'
+        can_be = re.fullmatch(r"[^\W\d][\w-]*", group) and len(group.encode()) <= _LONGEST_NAME and group != "document"
+        name = plpy.quote_literal(group if can_be else "sentences")
+        has = '"keyword_search": true' if search == "keyword" else '"embed": true'
+        hint = (
+            f"{'' if can_be else 'A node group cannot have that name. '}CALL ml_rag.create_node_group({store}, {name},"
+            f" '{{\"transform\": …}}') makes one; it must have {has}, and the caller SELECT on it."
+        )
+    if is_all:
+        message = f"no vector store has {'an' if group is None else 'a'} {what} to search"
+        return {"sqlstate": "55000", "message": message, "detail": f"Stores: {_listed(stores)}.", "hint": hint}
+    message = f"{len(stores)} vector stores have no {what} to search; left out"
+    plpy.warning(message, detail=f"Left out: {_listed(stores)}.", hint=hint, sqlstate="01000")
+    return None
