@@ -107,12 +107,12 @@
 \i nodes/status.sql
 \i store/load.sql
 \i store/shards.sql
-\i store/citus.sql
 
 -- vectorizer: ordinary tables made searchable and kept so: definition, failures, runs
 \i vectorizer/error.sql
 \i vectorizer/segments.sql
 \i vectorizer/queue.sql
+\i store/citus.sql
 \i vectorizer/run.sql
 \i vectorizer/immediate.sql
 \i vectorizer/former.sql

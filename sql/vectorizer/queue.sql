@@ -89,7 +89,7 @@ BEGIN
     RETURN format('FROM ONLY %s AS t WHERE t.segment_embedding IS NULL'
       ' AND concat(%s, '' '', ml_rag._text_hash(t.segment)) <> ALL (%L::text[])', part, ml_rag._key_text('t', key), ARRAY(
         SELECT concat(e.key, ' ', e.text_hash) FROM ml_rag.vectorizer_error AS e
-        WHERE e.relation = _waiting.relation AND e.next_attempt > now()));
+        WHERE e.relation = _waiting.relation AND e.next_attempt > now() ORDER BY e.key));
   END IF;
   RETURN format('FROM ONLY %s AS t WHERE t.segment_embedding IS NULL AND NOT EXISTS (SELECT FROM ml_rag.vectorizer_error AS e'
     ' WHERE e.relation = %s AND e.key = %s AND e.next_attempt > now() AND e.text_hash = ml_rag._text_hash(t.segment))',
