@@ -488,6 +488,11 @@ ITEMS = ("plain", "late", "early")
 ITEM_CALLS: dict[str, dict[str, Any]] = {
     **{name: CALLS[name] for name in ("meaning", "words", "hybrid", "rrf", "threshold", "two arms")},
     "metadata": {"citation_fields": ["metadata", "document_id", "score"], "n_citations": 9},
+    "metadata, with words": {
+        "arms": [{"search": "keyword"}, {"search": "semantic"}],
+        "citation_fields": ["metadata", "document_id", "score"],
+        "n_citations": 9,
+    },
     "filters": {"filters": {"notes": "yew", "id": {"gt": 20}}, "n_citations": 50},
     "document": {"document_name": ["item 7", "item 12"], "n_citations": 50},
 }
@@ -503,7 +508,7 @@ def of_items(connection: Connection, query: str, options: dict[str, Any]) -> lis
 
 def assert_items_are_the_same(connection: Connection, *queries: str) -> None:
     for query in queries:
-        for call in ("meaning", "words", "hybrid", "metadata"):
+        for call in ("meaning", "words", "hybrid", "metadata", "metadata, with words"):
             plain, *others = of_items(connection, query, ITEM_CALLS[call])
             assert others == [plain, plain]
 
