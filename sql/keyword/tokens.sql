@@ -41,6 +41,8 @@ CREATE FUNCTION ml_rag._lexemes(configuration regconfig, segment text) RETURNS T
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 -- a word of more than 2 kB is left out, and that is no news to whoever writes a row
 SET client_min_messages = 'warning'
+-- to compile the statement takes a hundred times as long as to run it
+SET jit = off
 AS $$
 -- purpose: words of a text by its configuration, each with its number, whatever the length
 -- A tsvector keeps 255 positions of a lexeme, up to position 16383, and has at most 1 MB: what does not fit is cut at

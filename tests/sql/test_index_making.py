@@ -469,8 +469,8 @@ def test_an_error_in_a_worker_is_the_callers(owner: Connection) -> None:
     owner.execute("ROLLBACK")
 
 
-def test_postings_are_read_without_compiling(owner: Connection) -> None:
-    """However dear the planner thinks it is: its estimate grows with the index, what is read does not."""
+def test_postings_are_read_and_long_texts_cut_without_compiling(owner: Connection) -> None:
+    """However dear the planner thinks it is: its estimate grows with the index and the cuts, what is read does not."""
     plans: list[str] = []
     create_store(owner, rows=rows(["fox", "dog"]))
     enable(owner)
@@ -483,3 +483,6 @@ def test_postings_are_read_without_compiling(owner: Connection) -> None:
     read = [plan for plan in plans if re.search("FROM ml_rag_internal.keyword_(posting|run|row)", plan)]
     assert len(read) >= 3
     assert not [plan for plan in read if "JIT:" in plan]
+    # it says nothing of its plans
+    (settings,) = owner.execute("SELECT p.proconfig FROM pg_proc AS p WHERE p.proname = '_lexemes'").fetchone() or ([],)
+    assert "jit=off" in settings

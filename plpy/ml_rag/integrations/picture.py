@@ -91,7 +91,8 @@ def _counts(store: Mapping[str, Any]) -> sql.Composed:
             count(*) FILTER (WHERE r.has_none) AS missing FROM r GROUP BY r.name
         )
         SELECT c.*, (SELECT count(*) - count(DISTINCT md5(r.text)) FROM r) AS repeated,
-          ARRAY(SELECT d.n FROM d) AS by_document, ARRAY(SELECT r.words FROM r WHERE r.words IS NOT NULL) AS by_length,
+          ARRAY(SELECT d.n FROM d ORDER BY 1) AS by_document,
+          ARRAY(SELECT r.words FROM r WHERE r.words IS NOT NULL ORDER BY 1) AS by_length,
           (SELECT coalesce(jsonb_agg(to_jsonb(l) ORDER BY l.n DESC, l.name COLLATE "C"), '[]')
            FROM (SELECT d.* FROM d ORDER BY d.n DESC, d.name COLLATE "C" LIMIT %(listed)s) AS l) AS listed
         FROM (SELECT count(*) AS documents, coalesce(sum(d.n), 0)::bigint AS segments, coalesce(sum(d.pages), 0)::bigint

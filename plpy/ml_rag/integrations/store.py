@@ -102,7 +102,7 @@ class Store:
         query = sql.SQL(
             "SELECT pg_catalog.to_regclass(%(name)s) IS NOT NULL AS is_there, ARRAY(SELECT a.attname::text"
             " FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = pg_catalog.to_regclass(%(name)s)::oid"
-            " AND a.attnum > 0 AND NOT a.attisdropped) AS columns"
+            " AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum) AS columns"
         )
         (found,) = self._database.rows(query, {"name": self.name})
         return set(found["columns"]) if found["is_there"] else None
