@@ -40,6 +40,7 @@ def phase(watcher: Connection) -> Any:
 
 
 @pytest.mark.fresh  # a session learns within a second which model server shows its calls
+@pytest.mark.fresh  # a session learns within a second which model server shows its calls
 def test_it_begins_without_holding_others_up(db: Database, store: Connection) -> None:
     watcher, reader, other = db.connect(), db.connect(autocommit=False), db.connect()
     reader.execute("SELECT count(*) FROM docs")
@@ -52,6 +53,7 @@ def test_it_begins_without_holding_others_up(db: Database, store: Connection) ->
     assert_embedded(store)
 
 
+@pytest.mark.fresh  # a session learns within a second which model server shows its calls
 def test_an_index_is_built_without_holding_others_up_before(db: Database, store: Connection) -> None:
     watcher, writer, other = db.connect(), db.connect(autocommit=False), db.connect()
     add(store, index={"type": "none"})
@@ -97,6 +99,7 @@ def test_the_callers_lock_timeout_ends_the_waiting(db: Database, store: Connecti
     drop(store, "more")
 
 
+@pytest.mark.fresh  # a session learns within a second which model server shows its calls
 @pytest.mark.fresh  # a session learns within a second which model server shows its calls
 def test_a_call_that_waits_for_a_lock_can_be_cancelled(db: Database, store: Connection) -> None:
     watcher, reader = db.connect(), db.connect(autocommit=False)
@@ -232,6 +235,7 @@ def test_who_may_not_write_an_embedding_loads_without_it(db: Database, store: Co
     assert_embedded(store)
 
 
+@pytest.mark.fresh  # a session learns within a second which model server shows its calls
 def test_an_embedding_that_is_added_while_a_load_is_under_way(
     db: Database, store: Connection, models: ModelsServer, folder: Path
 ) -> None:
