@@ -10,9 +10,9 @@ import contextlib
 import os
 import threading
 
-#: names what is added to the nice value, from the server to the processes that it starts
+#: the environment variable by which the server tells its processes what to add to their nice value
 VARIABLE = "ML_RAG_BACKGROUND_NICE"
-#: that where nobody says otherwise: of a busy processor about 1/9 of the share of a process at 0, of a free one all
+#: the default: about 1/9 of the share of a process at 0 where processors are busy, all of it where they are free
 NICE = 10
 
 

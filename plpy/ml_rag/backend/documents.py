@@ -175,7 +175,7 @@ def named(
 
 def asks_for_summary(question: str, names: Sequence[str], interrupt: Callable[[], object]) -> bool:
     """Whether ``question`` asks for nothing but a summary of documents of these names."""
-    # most questions have no such word, and nobody need look closer
+    # most questions have no such word
     return _HINT.search(question) is not None and named(question, [(name, ()) for name in names], interrupt).is_summary
 
 
