@@ -281,6 +281,16 @@ def test_a_vectorizer_knows_how_much_waits(db: Database, owner: Connection, loca
         call.result()
 
 
+def test_who_waits_for_a_batch_hears_the_same_again(db: Database, owner: Connection, local_sockets: Path) -> None:
+    vectorized(owner, 7)
+    session = db.connect()
+    with noticed(session, "0.1") as notices, gate(owner, local_sockets, "embeddings") as server:
+        with held(server, session, """CALL ml_rag.run_vectorizer('items', '{"batch_size": 3}')""") as call:
+            wait_until(lambda: len(notices) >= 2)
+        call.result()
+    assert notices[:2] == 2 * ["public.items: embedding: 0 of 7"]
+
+
 @pytest.mark.parametrize("track", ["on", "off"])
 def test_long_work_reports_to_its_client(owner: Connection, track: str) -> None:
     owner.execute("SELECT ml_rag.configure('track', %s)", (track,))

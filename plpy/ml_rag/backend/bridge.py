@@ -149,10 +149,11 @@ def _address(plpy: Any) -> str:
 
 
 def _interrupt(plpy: Any) -> None:
-    """Executing any statement is what makes PostgreSQL look at its interrupts."""
+    """Executing any statement is what makes PostgreSQL look at its interrupts. The client hears how far the call is."""
     if "interrupt" not in _session:
         _session["interrupt"] = plpy.prepare("SELECT 1")
     plpy.execute(_session["interrupt"])
+    _calls.session.pace.repeat(plpy)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,8 @@ class Pace:
         self._statement = 0.0
         #: when its last notice was, or its first report
         self._told = 0.0
+        #: between two notices
+        self._seconds = SECONDS
         self._state = State()
         #: time and state of the first report about this phase and of the notices since
         self._marks: list[tuple[float, State]] = []
@@ -40,11 +42,19 @@ class Pace:
             self._statement, self._told, self._marks = found["statement"], now, []
         if not self._marks or former[:2] != state[:2] or state.moved < former.moved:
             self._marks = [(now, state)]
-        seconds = _number(found["seconds"])
-        if seconds > 0 and now - self._told >= seconds:
+        self._seconds = _number(found["seconds"])
+        if 0 < self._seconds <= now - self._told:
             plpy.notice(line(state, now - self._marks[0][0], self._marks[0][1]))
             self._told = now
             self._marks = [*self._marks[1 - _MARKS :], (now, state)]
+
+    def repeat(self, plpy: Any) -> None:
+        """The same while the statement waits for what it reports next."""
+        if self._marks and 0 < self._seconds <= self._clock() - self._told:
+            if plpy.execute(self._plan)[0]["statement"] == self._statement:
+                self.report(plpy, self._state)
+            else:
+                self._marks = []
 
     def advance(self, plpy: Any, rows: int) -> None:
         """So many more are done."""

@@ -55,6 +55,18 @@ def test_the_next_statement_begins_anew() -> None:
     assert session.notices == ["public.items: embedding: 6 of 10, 0.2 a second, about 20 s left"]
 
 
+def test_a_statement_that_waits_says_the_same_again_and_the_next_one_does_not() -> None:
+    session = Session()
+    session.report(0, 3, 10)
+    for seconds in (9, 1, 1, 9):
+        session.now += seconds
+        session.pace.repeat(session)
+    assert session.notices == 2 * ["public.items: embedding: 3 of 10"]
+    session.now, session.statement = session.now + 10, 2.0
+    session.pace.repeat(session)
+    assert len(session.notices) == 2
+
+
 def test_a_phase_has_a_rate_of_its_own() -> None:
     session = Session()
     session.report(0, 0, 10)
