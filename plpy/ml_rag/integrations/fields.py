@@ -93,7 +93,7 @@ def fields(
         Field("preset", "Preset", "choice", choices=offered),
         Field("store", "Store", "choice", choices=searched, placeholder="all that qualify"),
         Field("search", "Search", "choice", choices=both),
-        Field("citations", "Citations", "integer", ("n_citations",), placeholder="3, or 10 under a limit"),
+        Field("citations", "Citations", "integer", ("n_citations",), placeholder="3 or 10"),
         Field("distance", "Largest distance", "number", ("retrieval_options", "max_distance"), placeholder="none"),
         Field("overlap", "Neighbours on either side", "integer", ("retrieval_options", "segment_overlap")),
         Field("document", "Only this document", "list", ("document_name",), placeholder="all"),
