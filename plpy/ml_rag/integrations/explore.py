@@ -400,7 +400,7 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         found, names, read = await result(request, documents.read(reader, store, parameters))
         if found.get("document_name") is None:
             raise HTTPException(
-                404, "there is no vector store of that name with names of documents that this role may read"
+                404, "the vector store does not exist, has no names of documents, or this role may not read it"
             )
         # the segment before the first one is read to see what the two share
         before = read.pop(0)["segment"] if first > 1 and read else None
@@ -444,7 +444,7 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         first = _number(request.query_params.get("first"), "the first question", 0) or 0
         found = await rows(request, _RUN, {"run": number})
         if not found:
-            raise HTTPException(404, "there is no run of that number of this role")
+            raise HTTPException(404, "this role has no run of that number")
         wanted = {"run": number, "measure": measure, "first": first, "most": QUESTIONS}
         return await page("run.html", run=found[0], measure=measure, first=first, step=QUESTIONS,
                     questions=await rows(request, _QUESTIONS, wanted))  # fmt: skip
@@ -487,7 +487,7 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         name = request.query_params.get("store", "")
         found = await result(request, picture.read(reader, name))
         if not found:
-            raise HTTPException(404, "there is no vector store of that name that this role may read")
+            raise HTTPException(404, "the vector store does not exist, or this role may not read it")
         return await page("store.html", store=name, found=found, most=picture.MOST, most_bytes=UPLOAD >> 20)
 
     async def upload(request: Request) -> Response:
@@ -503,7 +503,7 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
             content, title = await file.read(), short(file.filename.replace("\\", "/"))
         found = await rows(request, _STORE, {"store": name})
         if not found:
-            raise HTTPException(404, "there is no vector store of that name that this role may read")
+            raise HTTPException(404, "the vector store does not exist, or this role may not read it")
 
         async def load() -> dict[str, Any]:
             parameters = {"oid": found[0]["oid"], "name": title, "content": content}

@@ -76,7 +76,7 @@ def create_app(registry: Registry) -> Starlette:
     app.state.registry = registry
     config = app.state.config = registry.catalogue.server
     seconds, memory = config.document_timeout_seconds, config.document_memory_bytes
-    # half of the time of the clock: a parser that waits for a busy machine is no parser that loops
+    # of the processor half of what the clock gives: on a busy machine a parser also waits
     app.state.sandbox = Sandbox(Limits(cpu_seconds=seconds / 2, wall_seconds=seconds, memory_bytes=memory))
     app.state.pictures = Kept(registry.models_dir)
     app.state.started = time.monotonic()

@@ -57,7 +57,7 @@ def _is_free(key: str, taken: Collection[str | None]) -> bool:
 def _with_texts(
     arms: list[ArmRecord], question: str, rewritten: dict[str, Any], taken: Collection[str | None]
 ) -> list[ArmRecord]:
-    """The arms with the texts that stand behind their option query; those are left out for which there is no text."""
+    """The arms with the texts of their option query. Those without a text are left out."""
     sub_questions = rewritten["sub_questions"] or []
     found: list[ArmRecord] = []
     for arm in arms:
