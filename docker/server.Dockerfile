@@ -14,23 +14,14 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     python3 -m venv /opt/ml_rag \
  && pip install --upgrade pip
 
-# The CPU build is 200 MB; the plain one, TORCH_BUILD="" with TORCH_INDEX="", brings gigabytes of CUDA.
-# The index is asked first, because pip waits long for one that it cannot reach and another may have that build.
-ARG TORCH_BUILD=+cpu
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN --mount=type=cache,target=/root/.cache/pip \
-    version=$(sed -n 's/^torch==//p' constraints.txt) index= \
- && if [ -n "$TORCH_INDEX" ] \
-      && python -c 'import sys, urllib.request as r; r.urlopen(sys.argv[1], timeout=5)' "$TORCH_INDEX/torch/" 2>/dev/null; \
-    then index="--extra-index-url $TORCH_INDEX"; fi \
- && pip install -c constraints.txt $index "torch==$version$TORCH_BUILD"
-
 # Compiled for any processor of the last ten years, not for the one that builds; the library alone, as mk/llama.sh does it.
 # AMX is left out, whose code dies of an illegal instruction where gcc 12 compiled it. pip would give again what it compiled
-# with other arguments: each has a cache of its own.
+# with other arguments: each has a cache of its own. LLAMA="": without it.
+ARG LLAMA=1
 ARG LLAMA_CMAKE_ARGS="-DGGML_NATIVE=OFF"
 RUN --mount=type=cache,target=/root/.cache/pip \
-    args="-DLLAVA_BUILD=OFF -DCMAKE_PROJECT_llama.cpp_INCLUDE=/source/llama.cmake -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF" \
+    if [ -z "$LLAMA" ]; then exit; fi \
+ && args="-DLLAVA_BUILD=OFF -DCMAKE_PROJECT_llama.cpp_INCLUDE=/source/llama.cmake -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF" \
  && if [ "$(uname -m)" = x86_64 ]; then for language in C CXX; do \
       args="$args -DCMAKE_${language}_FLAGS='-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'"; done; fi \
  && export CMAKE_ARGS="$args $LLAMA_CMAKE_ARGS" \
@@ -42,12 +33,11 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
       print(*project["dependencies"], *project["optional-dependencies"]["server"], sep="\n")' >requirements.txt \
  && pip install -c constraints.txt -r requirements.txt
-# What only compiling against torch and testing need is left behind: 350 MB.
+# What only compiling and testing need is left behind.
 RUN cd /opt/ml_rag/lib/python3*/site-packages \
- && rm -rf torch/include torch/share torch/test torch/lib/*.a include lib/libggml* lib/libllama* \
- && find torch/bin -type f ! -name torch_shm_manager -delete \
+ && rm -rf include lib/libggml* lib/libllama* \
  && find . -type d -name tests -prune -exec rm -r {} + \
- && python -c 'import torch, sentence_transformers, llama_cpp, onnxruntime'
+ && python -c 'import onnxruntime' && if [ -n "$LLAMA" ]; then python -c 'import llama_cpp'; fi
 
 FROM environment AS package
 COPY README.md LICENSE ./
@@ -82,6 +72,16 @@ FROM server AS tests
 USER root
 WORKDIR /ml_rag
 COPY mk/constraints.txt pyproject.toml ./
+# The CPU build of torch is 200 MB; the plain one, TORCH_BUILD="" with TORCH_INDEX="", brings gigabytes of CUDA.
+# The index is asked first, because pip waits long for one that it cannot reach and another may have that build.
+ARG TORCH_BUILD=+cpu
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN --mount=type=cache,target=/root/.cache/pip \
+    version=$(sed -n 's/^torch==//p' constraints.txt) index= \
+ && if [ -n "$TORCH_INDEX" ] \
+      && python -c 'import sys, urllib.request as r; r.urlopen(sys.argv[1], timeout=5)' "$TORCH_INDEX/torch/" 2>/dev/null; \
+    then index="--extra-index-url $TORCH_INDEX"; fi \
+ && pip install --disable-pip-version-check --no-input -c constraints.txt $index "torch==$version$TORCH_BUILD" sentence-transformers
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --disable-pip-version-check --no-input -c constraints.txt --group test
 COPY . .

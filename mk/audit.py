@@ -63,11 +63,11 @@ def vulnerabilities() -> list[str]:
     return wrong
 
 
-def shipped(name: str = "ml-rag", extra: str = "server") -> set[str]:
+def shipped(name: str = "ml-rag", extras: tuple[str, ...] = ("server", "torch")) -> set[str]:
     """The packages that come with the product, by their normalized names: what it requires, and what those do."""
     found: set[str] = set()
     seen: set[tuple[str, str]] = set()
-    waiting = [(name, ""), (name, extra)]
+    waiting = [(name, extra) for extra in ("", *extras)]
     while waiting:
         package, wanted = waiting.pop()
         for line in importlib.metadata.requires(package) or ():

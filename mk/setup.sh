@@ -33,9 +33,9 @@ unchanged() {
   cmp -s "$ROOT/build/$script" "$("$(need_pg_config)" --sharedir)/extension/$script"
 }
 
-retrieval() { step "Virtual environment: torch and the model server" bash "$here/venv.sh" retrieval; }
+retrieval() { step "Virtual environment: the model server" bash "$here/venv.sh" retrieval; }
 
-environment() { step "Virtual environment: torch, llama-cpp-python and the model server" bash "$here/venv.sh" "$@"; }
+environment() { step "Virtual environment: llama-cpp-python and the model server" bash "$here/venv.sh" "$@"; }
 
 program() {
   case $1 in
@@ -74,7 +74,7 @@ case ${1:-} in
     environment
     server
     ;;
-  test) environment test ;;
+  test) environment torch test ;;
   models)
     environment
     step "Default models" bash "$here/server.sh" pull
@@ -86,12 +86,12 @@ case ${1:-} in
     for program in clients chat adopted; do (program $program) || true; done
     ;;
   programs)
-    environment integrations
+    environment torch integrations
     for program in clients chat adopted large; do program $program; done
     ;;
   check)
     packages
-    environment check
+    environment torch check
     ;;
   *) die "usage: setup.sh installed|database|all|test|models|fuzz|integrations|programs|check|python|retrieval|generation" ;;
 esac

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # venv.sh [pip|retrieval] [group…]: the model server's virtual environment, .venv, in the versions mk/constraints.txt was
 # tested with. `pip`: only made, with a current pip. `retrieval`: all but llama.cpp, which takes minutes to compile.
-# Each group of pyproject.toml's dependency-groups (test, check) is added where it is named.
+# Each group of pyproject.toml's dependency-groups (test, check), and the extra `torch`, is added where it is named.
 source "$(dirname "$0")/lib.sh"
 here=$(dirname "$0")
 
@@ -24,19 +24,20 @@ or_explain() { die "pip could not install $1: check the network and pip's index,
 
 # A CPU build of torch is 200 MB, the plain one drags in gigabytes of CUDA.
 install_torch() {
+  "$VENV/bin/python" -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$torch')" 2>/dev/null && return
   local index=https://download.pytorch.org/whl/cpu extra=()
   if curl -fsS -m 3 -o /dev/null "$index/torch/" 2>/dev/null; then extra=(--extra-index-url "$index"); fi
-  pip_install "$@" "${extra[@]}" "torch==$torch+cpu" && return
+  pip_install "${extra[@]}" "torch==$torch+cpu" && return
   note "no CPU build of torch $torch is offered here: taking the plain one, which is large"
-  pip_install "$@" "torch==$torch" || or_explain torch
+  pip_install "torch==$torch" || or_explain torch
 }
 
-# What the model server requires, a line each; llama.cpp is an extra of its own.
+# What the package requires with an extra, a line each.
 requirements() {
-  "$VENV/bin/python" - "$ROOT/pyproject.toml" <<'PYTHON'
+  "$VENV/bin/python" - "$1" "$ROOT/pyproject.toml" <<'PYTHON'
 import sys, tomllib
-project = tomllib.load(open(sys.argv[1], "rb"))["project"]
-print(*project["dependencies"], *project["optional-dependencies"]["server"], sep="\n")
+project = tomllib.load(open(sys.argv[2], "rb"))["project"]
+print(*project["dependencies"], *project["optional-dependencies"][sys.argv[1]], sep="\n")
 PYTHON
 }
 
@@ -47,8 +48,7 @@ make_environment() {
 
 # install_packages [options of pip install]
 install_packages() {
-  "$VENV/bin/python" -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$torch')" 2>/dev/null || install_torch "$@"
-  requirements >"$ROOT/.build/requirements.txt"
+  requirements server >"$ROOT/.build/requirements.txt"
   pip_install "$@" -r "$ROOT/.build/requirements.txt" || or_explain "the packages of pyproject.toml"
   # its code is linked to this checkout
   pip_install --no-deps --no-build-isolation -e "$ROOT" || or_explain "ml_rag itself"
@@ -100,6 +100,12 @@ esac
 
 for group in "$@"; do
   [ "$(cat "$VENV/$group.sha256" 2>/dev/null)" != "$current" ] || continue
-  (cd "$ROOT" && pip_install --group "$group") || or_explain "the group $group of pyproject.toml"
+  if [ "$group" = torch ]; then
+    install_torch
+    requirements torch >"$ROOT/.build/torch.txt"
+    pip_install -r "$ROOT/.build/torch.txt" || or_explain "sentence-transformers"
+  else
+    (cd "$ROOT" && pip_install --group "$group") || or_explain "the group $group of pyproject.toml"
+  fi
   echo "$current" >"$VENV/$group.sha256"
 done

@@ -8,7 +8,6 @@ export DEBIAN_FRONTEND=noninteractive PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INP
 if [ "$VERSION_CODENAME" = bookworm ]; then major=15; else major=17; fi
 package=postgresql-$major-ml-rag
 log=/tmp/step.log
-index=https://download.pytorch.org/whl/cpu
 
 step() { # step "what" command…
   local what=$1 began=$SECONDS
@@ -53,36 +52,26 @@ python3 -m venv /opt/client
 wheel=$(ls /dist/ml_rag-*.whl)
 step "pip install ml_rag-*.whl, the client" /opt/client/bin/pip install -q "$wheel"
 
-# the build that needs no GPU, also where this machine has it from elsewhere; another brings gigabytes
-python3 -m venv /opt/ml_rag
-torch=$(sed -n 's/^torch==//p' /source/mk/constraints.txt)
-if ! /opt/ml_rag/bin/pip install -q "torch==$torch+cpu" --timeout 10 --retries 0 --extra-index-url "$index" >"$log" 2>&1 </dev/null; then
-  tail -2 "$log"
-  echo "    no CPU build of torch for this Python can be reached: the model server is not tried"
-  has_server=
-else
-  has_server=1
-  step "${lines[1]}" types "${lines[1]}"
-  holds "without llama.cpp" test ! -e "$(echo /opt/ml_rag/lib/python3*/site-packages/llama_cpp)"
-fi
+step "${lines[1]}" types "${lines[1]}"
+for absent in llama_cpp torch; do
+  holds "without $absent" test ! -e "$(echo /opt/ml_rag/lib/python3*/site-packages)/$absent"
+done
 step "${lines[2]}" types "${lines[2]}"
 installed=$(sql -c "SELECT ml_rag.version()")
 holds "version $installed, that of the package" grep -qF "ml-rag_$installed-" <(ls /dist/"$package"_*)
 holds "ml-rag doctor finds the database" grep -q '"ok": true' <(as_postgres /opt/client/bin/ml-rag doctor --json --dsn dbname=postgres)
 
-if [ "$has_server" ]; then
-  step "${lines[3]}" types "${lines[3]}"
-  step "${lines[4]}" types "${lines[4]}"
-  types "${lines[5]}" >/tmp/server.log 2>&1 </dev/null &
-  for _ in $(seq 240); do [ ! -S /run/ml_rag/ml_rag.sock ] || break; sleep 0.5; done
-  step "Getting started" types_sql "## Getting started"
-  holds "a citation of its table" grep -qF "[1] Travel, distance 0.3" "$log"
-  blocks '## Your documents' '' | grep -E '^(mkdir|printf) ' >/tmp/documents.sh
-  step "the documents of the README" bash /tmp/documents.sh
-  step "Your documents" types_sql "## Your documents"
-  holds "a citation of a document" grep -q '^ \[1\] .*/srv/perks/parking.md, distance' "$log"
-  holds "ml-rag doctor finds nothing wrong" as_postgres /opt/ml_rag/bin/ml-rag doctor --dsn dbname=postgres
-fi
+step "${lines[3]}" types "${lines[3]}"
+step "${lines[4]}" types "${lines[4]}"
+types "${lines[5]}" >/tmp/server.log 2>&1 </dev/null &
+for _ in $(seq 240); do [ ! -S /run/ml_rag/ml_rag.sock ] || break; sleep 0.5; done
+step "Getting started" types_sql "## Getting started"
+holds "a citation of its table" grep -qF "[1] Travel, distance 0.3" "$log"
+blocks '## Your documents' '' | grep -E '^(mkdir|printf) ' >/tmp/documents.sh
+step "the documents of the README" bash /tmp/documents.sh
+step "Your documents" types_sql "## Your documents"
+holds "a citation of a document" grep -q '^ \[1\] .*/srv/perks/parking.md, distance' "$log"
+holds "ml-rag doctor finds nothing wrong" as_postgres /opt/ml_rag/bin/ml-rag doctor --dsn dbname=postgres
 sql -c "DROP EXTENSION ml_rag CASCADE" 2>/dev/null
 step "apt purge" apt-get -q purge "$package"
 holds "nothing of it is left" test -z "$(compgen -G "/usr/share/postgresql/$major/extension/ml_rag*" || true)"

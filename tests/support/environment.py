@@ -8,8 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-#: set by pytest for each phase of a test, and by ml_rag.server.engines when it is imported
-_IGNORED = {"PYTEST_CURRENT_TEST", "GOMP_SPINCOUNT"}
+#: set by pytest for each phase of a test, by ml_rag.server.engines and by torch when they are imported
+_IGNORED = {
+    *("PYTEST_CURRENT_TEST", "GOMP_SPINCOUNT"),
+    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"),
+}
 
 
 @contextlib.contextmanager

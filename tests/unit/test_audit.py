@@ -46,7 +46,7 @@ def test_licences(audit: ModuleType, licence: str, binding: bool) -> None:
 
 def test_what_is_shipped_is_what_the_product_requires(audit: ModuleType) -> None:
     found = audit.shipped()
-    assert {"psycopg", "psycopg-binary", "torch", "starlette", "pydantic-core"} <= found
+    assert {"psycopg", "psycopg-binary", "torch", "onnxruntime", "starlette", "pydantic-core"} <= found
     assert not found & {"pgspot", "pglast", "pytest", "ruff"}
 
 

@@ -28,13 +28,16 @@ class EngineKind:
     is_extractive: bool = False
     #: package whose native code a caller's options and texts can reach: each model has a process of its own
     own_process_for: str | None = None
+    #: of this package, which brings what it needs
+    extra: str | None = None
 
 
 ENGINES: dict[str, EngineKind] = {
     "sentence-transformers": EngineKind(
-        "sentence_transformers", ("embed", "rerank"), "embedding models and cross-encoders"),
+        "sentence_transformers", ("embed", "rerank"), "embedding models and cross-encoders", extra="torch"),
     "llama-cpp": EngineKind(
-        "llama_cpp", ("embed", "generate", "rerank"), "GGUF files", is_single_file=True, own_process_for="llama_cpp"),
+        "llama_cpp", ("embed", "generate", "rerank"), "GGUF files", is_single_file=True, own_process_for="llama_cpp",
+        extra="llama"),
     "openai": EngineKind(
         "openai", ("embed", "generate", "rerank"), "models of an OpenAI-compatible endpoint",
         has_files=False, is_remote=True, required_settings=("base_url",)),

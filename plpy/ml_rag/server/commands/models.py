@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ml_rag.errors import UnknownModel
+from ml_rag.errors import ModelUnavailable, UnknownModel
 from ml_rag.server.catalogue import Catalogue, ModelEntry, load_catalogue
 from ml_rag.server.catalogue import models_dir as choose_models_dir
 from ml_rag.server.pull import PullFailed, Report, pulled_bytes
@@ -180,6 +180,8 @@ def pull(
 
                     report("exporting to ONNX, once")
                     prepare(entry, folder)
+            except ModelUnavailable as error:
+                click.echo(f"Warning: {error.message}: {error.detail}\n  {error.hint}", err=True)
             except PullFailed as error:
                 failed.append(error)
                 continue

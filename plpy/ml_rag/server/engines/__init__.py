@@ -31,13 +31,7 @@ def load_engine(entry: ModelEntry, models_dir: Path) -> Engine:
     kind = ENGINES[entry.engine]
     module = f"{__name__}.{kind.module}"
     if kind.own_process_for is not None:
-        if not _is_installed(kind.own_process_for):
-            raise ModelUnavailable(
-                f"model {entry.id} cannot be loaded",
-                detail=f"the package that engine {entry.engine} needs is not installed",
-                hint="Wait if it is still being compiled; otherwise install what runs such models: "
-                "pip install 'ml-rag[server,llama]', or '.[server,llama]' in a checkout of ml_rag.",
-            )
+        require(entry, kind.own_process_for)
         from ml_rag.server.engines.process import EngineProcess
 
         engine: Engine = EngineProcess(entry, models_dir, module)
@@ -52,6 +46,20 @@ def load_engine(entry: ModelEntry, models_dir: Path) -> Engine:
             hint="Correct dimensions in the catalogue, or get the right files.",
         )
     return engine
+
+
+def require(entry: ModelEntry, package: str) -> None:
+    """Raises ``ModelUnavailable`` where what the model runs in is not installed."""
+    if _is_installed(package):
+        return
+    extra = ENGINES[entry.engine].extra
+    wait = "Wait if it is still being compiled; otherwise install" if extra == "llama" else "Install"
+    raise ModelUnavailable(
+        f"model {entry.id} cannot be loaded",
+        detail=f"the package that engine {entry.engine} needs is not installed",
+        hint=f"{wait} what runs such models: "
+        f"pip install 'ml-rag[server,{extra}]', or '.[server,{extra}]' in a checkout of ml_rag.",
+    )
 
 
 def _is_installed(package: str) -> bool:

@@ -1,9 +1,10 @@
-"""Export a sentence-transformers model to ONNX, and prove that it gives the same vectors.
+"""Make the ONNX graph of a sentence-transformers model: written by ``onnx_bert``, otherwise exported by torch.
 
 Run in a process of its own (``python -m ml_rag.server.engines.onnx_export MODEL OUT MAX_TOKENS``), so that the half
 gigabyte of torch does not stay in the server. ``OUT`` becomes a folder with ``model.onnx`` and ``export.json``; that
-file alone, with the key ``failed``, when the model cannot be exported faithfully. optimum is not used: its current
-release does not go with the transformers that sentence-transformers needs.
+file alone, with the key ``failed``, when the model cannot be exported faithfully; nothing, where only torch could, and
+is not installed. An export by torch is compared with the original. optimum is not used: its current release does not
+go with the transformers that sentence-transformers needs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ml_rag.scratch import Scratch, sweep
+from ml_rag.server.engines import onnx_bert
 from ml_rag.server.engines.onnx_embedder import OUTPUT, OnnxEmbedder
 from ml_rag.shortage import shortage
 
@@ -38,7 +40,20 @@ class NotFaithful(Exception):
 
 
 def export(model_folder: Path, out: Path, max_tokens: int | None) -> dict[str, Any]:
-    """Write the export into the folder ``out``; the facts about it. Raises ``NotFaithful`` or what torch raises."""
+    """Write the graph into the folder ``out``; the facts about it. Raises ``NotFaithful`` or what torch raises."""
+    if not (model_folder / "tokenizer.json").exists():
+        raise NotFaithful("the model has no tokenizer.json")
+    try:
+        encoder = onnx_bert.read(model_folder)
+        graph = onnx_bert.write(model_folder, encoder).SerializeToString()
+    except onnx_bert.Unsupported:
+        return _trace(model_folder, out, max_tokens)
+    (out / "model.onnx").write_bytes(graph)
+    return {"max_tokens": min(encoder.max_tokens, max_tokens or encoder.max_tokens), "pad_id": encoder.pad_id}
+
+
+def _trace(model_folder: Path, out: Path, max_tokens: int | None) -> dict[str, Any]:
+    """The same by torch."""
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -47,8 +62,6 @@ def export(model_folder: Path, out: Path, max_tokens: int | None) -> dict[str, A
     ).eval()
     limit = int(model.max_seq_length or 512)
     model.max_seq_length = min(limit, max_tokens or limit)
-    if not (model_folder / "tokenizer.json").exists():
-        raise NotFaithful("the model has no tokenizer.json")
     features = model.tokenizer(_SAMPLES[:3], padding=True, truncation=True, max_length=64, return_tensors="pt")
     names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in features]
 
@@ -81,7 +94,6 @@ def export(model_folder: Path, out: Path, max_tokens: int | None) -> dict[str, A
     expected = np.asarray(model.encode(_SAMPLES, convert_to_numpy=True), np.float32)
     found = exported.embed(_SAMPLES, lambda: False)
     alone = np.concatenate([exported.embed([text], lambda: False) for text in _SAMPLES])
-    facts["dimensions"] = exported.dimensions
     for vectors in (found, alone):
         lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
         cosine = float(((vectors * expected).sum(axis=1) / lengths).min())
@@ -101,6 +113,8 @@ def main() -> None:
         work.mkdir()
         try:
             facts = export(model_folder, work, max_tokens or None)
+        except ModuleNotFoundError as error:
+            sys.exit(f"{error.name} is not installed")
         except Exception as error:  # whatever it is, torch itself runs the model then
             if shortage(error) is not None:
                 raise  # there may be room the next time

@@ -1,8 +1,8 @@
 """Embedding models and cross-encoders of the sentence-transformers kind, from a local folder.
 
 An embedding model runs in onnxruntime: the same weights give the same vectors, three times as fast for a single query.
-It is exported once, in a process of its own, into ``.onnx`` of the models folder; from then on the server starts
-without torch. A model that cannot be exported faithfully runs in torch.
+Its graph is made once, in a process of its own, in ``.onnx`` of the models folder. A model whose graph cannot be made
+faithfully, and a cross-encoder, run in torch, which is an extra of the package.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ml_rag.errors import ModelUnavailable
+from ml_rag.server.engines import require
 from ml_rag.server.pins import cached_sha256
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ml_rag.server")
 
-#: part of an export's name: raise it when ``onnx_export`` changes
-EXPORT_VERSION = 1
+#: part of an export's name: raise it when ``onnx_export`` or ``onnx_bert`` changes what it writes
+EXPORT_VERSION = 2
 EXPORT_SECONDS = 600
 RERANK_BATCH = 8
 #: texts between two looks at whether the client is still there
@@ -42,6 +43,7 @@ def load(entry: ModelEntry, models_dir: Path) -> Engine:
     """An ``EmbedEngine`` or ``RerankEngine``. Raises ``ModelUnavailable``."""
     folder = entry.location(models_dir)
     if entry.task == "rerank":
+        require(entry, "sentence_transformers")
         return TorchReranker(folder, entry)
     return _onnx(entry, folder, models_dir) or TorchEmbedder(folder, entry)
 
@@ -68,7 +70,8 @@ def export_place(entry: ModelEntry, models_dir: Path) -> Path:
 
 
 def prepare(entry: ModelEntry, models_dir: Path) -> tuple[Path, dict[str, Any] | None]:
-    """Export an embedding model unless that is done already: the export's folder, and what is known about it."""
+    """Export an embedding model unless that is done already: the export's folder, and what is known about it. Raises
+    ``ModelUnavailable`` where that takes torch, which is not installed."""
     folder, out = entry.location(models_dir), export_place(entry, models_dir)
     facts = _facts(out)
     if facts is None:
@@ -88,6 +91,8 @@ def prepare(entry: ModelEntry, models_dir: Path) -> tuple[Path, dict[str, Any] |
         except (OSError, subprocess.TimeoutExpired) as error:
             log.warning("exporting model %s failed: %s", entry.id, error)
         facts = _facts(out)
+    if facts is None or "failed" in facts:
+        require(entry, "sentence_transformers")
     return out, facts
 
 
