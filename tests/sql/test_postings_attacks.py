@@ -78,6 +78,19 @@ OVERLOADS = {
 TYPES = "oid regclass regconfig text name text[] name[] bigint integer smallint jsonb boolean".split()  # noqa: SIM905
 
 
+def test_no_index_goes_with_a_trigger_of_somebody_else(db: Database, owner: Connection, attacker: Connection) -> None:
+    """Which has the name of that by which a shard of Citus is indexed, and goes with its function."""
+    keyword_store(owner, ["fox"])
+    owner.execute(sql.SQL("GRANT TRIGGER ON docs TO {}").format(sql.Identifier(db.role("asker"))))
+    attacker.execute(
+        "CREATE FUNCTION own.nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
+        "CREATE TRIGGER ml_rag_keywords_written AFTER INSERT ON public.docs"
+        " FOR EACH ROW EXECUTE FUNCTION own.nothing()"
+    )
+    attacker.execute("DROP SCHEMA own CASCADE")
+    assert [row[0] for row in search(owner, "fox")] == [1]
+
+
 def test_objects_in_the_schema_of_pgvector_run_with_nobody_elses_rights(
     db: Database, owner: Connection, attacker: Connection
 ) -> None:
