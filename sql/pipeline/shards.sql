@@ -369,9 +369,17 @@ BEGIN
         FROM jsonb_array_elements(_hits) AS h CROSS JOIN jsonb_each_text(_types) AS t
         WHERE coalesce(jsonb_typeof(h -> t.key), 'none') NOT IN (t.value, 'null')
           OR jsonb_typeof(h -> t.key) = 'null' AND t.key = 'segment'
-          OR jsonb_typeof(h -> t.key) = 'number' AND CASE WHEN t.key IN ('document_id', 'segment_number')
-            THEN (h ->> t.key)::numeric NOT BETWEEN -9223372036854775808 AND 9223372036854775807 OR scale((h ->> t.key)::numeric) > 0
-            ELSE abs((h ->> t.key)::numeric) > 1e300 END
+          OR jsonb_typeof(h -> t.key) = 'number' AND CASE t.key
+            WHEN 'document_id' THEN scale((h ->> t.key)::numeric) > 0
+              OR (h ->> t.key)::numeric NOT BETWEEN -9223372036854775808 AND 9223372036854775807
+            -- as ml_rag_search has it
+            WHEN 'segment_number' THEN scale((h ->> t.key)::numeric) > 0
+              OR (h ->> t.key)::numeric NOT BETWEEN -2147483648 AND 2147483647
+            -- those of double precision
+            ELSE (h ->> t.key)::numeric <> 0 AND abs((h ->> t.key)::numeric) NOT BETWEEN 1e-300 AND 1e300 END
+          -- by which neighbours are read
+          OR t.key = 'document_key' AND store.document_id_type = ANY ('{smallint,integer,bigint}')
+            AND h ->> t.key IS DISTINCT FROM h ->> 'document_id'
         LIMIT 1);
     END IF;
     IF _why IS NOT NULL THEN

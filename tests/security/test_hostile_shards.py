@@ -232,8 +232,9 @@ ANSWERS = [
         json.dumps({"hits": [{**HIT, name: value}]})
         for name, values in {
             "document_name": [1],
-            "document_id": ["x", 2**63, 0.5],
-            "segment_number": [[1]],
+            "document_id": ["x", 2**63, 0.5, 2],
+            "document_key": ["x"],
+            "segment_number": [[1], 2**31, -(2**63)],
             "segment": [None, 1],
             "distance": ["NaN", 10**301],
             "keyword_score": [True, 10**301],
@@ -243,6 +244,7 @@ ANSWERS = [
     ),
     *(json.dumps({"hits": [{key: HIT[key] for key in HIT if key != name}]}) for name in ("segment", "score")),
     json.dumps({"hits": [HIT] * 2000}),
+    json.dumps({"hits": [HIT]}).replace("1.5", "1e-400"),
 ]
 STATISTICS = [
     *("null", "{}", "[1]", "[1, 1, []]", "[1, 1, [0.5]]", '[1, 1, ["x"]]', "[-1000, 1, [1]]", '{"0": 1}'),
@@ -283,7 +285,11 @@ def test_an_answer_that_is_none_is_refused(four: Connection, asker: Connection, 
         with error("55000", "unexpected answer of shard", "four_s0"):
             answer(asker, "birch", options)
     options |= {"n_citations": 100, "retrieval_options": {"segment_overlap": 0}}
-    for change in ({}, {"distance": None}, {"document_name": None, "document_id": None, "metadata": None}):
+    for change in (
+        {},
+        {"distance": None},
+        {"document_name": None, "document_id": None, "document_key": None, "metadata": None},
+    ):
         lie(liar, call, f"'{json.dumps({'hits': [{**HIT, **change, 'vector_store': 'x', 'row_key': '(0,1)'}]})}'")
         found = answer(asker, "birch", options)
         assert "birch" in [citation["segment"] for citation in found["citations"]]
@@ -309,6 +315,7 @@ def test_facts_of_a_shard_that_are_none_fail_no_call(four: Connection, asker: Co
         f"[{', 1' * 20_000}]".replace("[, ", "["): None,
         '{"candidates": 3}': {"candidates": 3},
         f'{{"candidates": {"9" * 5000}}}': {"candidates": None},
+        f'{{"candidates": {"9" * 400}.5}}': {"candidates": None},
         "1": 1,
     }.items():
         lie(liar, "keyword", f"""'{{"hits": [], "facts": {facts}}}'""")

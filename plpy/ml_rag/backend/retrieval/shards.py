@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 from ml_rag.backend.retrieval import request as requests
@@ -159,4 +160,8 @@ def _facts(text: str | None) -> Any:
     """What a shard says of its search for option explain; nothing of what no search says."""
     if text is None or len(text) > _MOST_FACTS or text.count("{") + text.count("[") > _MOST_VALUES:
         return None
-    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 20 else None)
+    return json.loads(
+        text,
+        parse_int=lambda digits: int(digits) if len(digits) < 20 else None,
+        parse_float=lambda digits: float(digits) if isfinite(float(digits)) else None,
+    )
