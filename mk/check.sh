@@ -19,15 +19,13 @@ pgspot() {
   sed -e 's/SET search_path FROM CURRENT/SET search_path = pg_catalog, ml_rag, pg_temp/' \
     -e 's/OPERATOR(@vector@\.\([^)]*\))/\1/g' -e 's/@vector@\.//g' -e 's/@vector@/vector_schema/g' \
     -e '/^DO \$run\$ BEGIN/d' -e '/^\$file\$, \$vector\$/,/END \$run\$;$/d' "$ROOT/build/ml_rag--$VERSION.sql" |
-    awk '/^CREATE / { inner = /FUNCTION ml_rag\._/ && !/\._(begin|begin_question|stage|end|session_settings)\(/ } /SET search_path/ { inner = 0 }
+    awk '/^CREATE / { inner = /FUNCTION ml_rag\._/ && !/\._(begin|stage|end|session_settings)\(/ } /SET search_path/ { inner = 0 }
       inner && / ?AS \$\$$/ { sub(/AS \$\$$/, "SET search_path = pg_catalog, ml_rag, pg_temp AS $$"); inner = 0 } { print }' >"$script"
   while read -r signature; do unpinned+=(--proc-without-search-path "$signature"); done <<'LIST'
 ml_rag.version()
 ml_rag._begin(routine text,stage text)
-ml_rag._begin_question(routine text)
 ml_rag._stage(call integer,stage text,model text)
-ml_rag._end(call integer,sqlstate text)
-ml_rag._end(call integer,trace ml_rag.step[],began timestamptz)
+ml_rag._end(call integer,sqlstate text,trace ml_rag.step[],began timestamptz)
 ml_rag._session_settings()
 extschema.ml_rag_evaluate(questions text,options jsonb)
 ml_rag.calibrate(questions text,options jsonb,option text,threshold numeric,refused_wrongly float8,answered_wrongly float8,answerable integer,unanswerable integer,is_proposed boolean)

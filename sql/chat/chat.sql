@@ -144,7 +144,7 @@ BEGIN
     _answered.answer ->> 'text', _answered.answer -> 'citations',
     coalesce(nullif($2, 'null'), '{}') - 'conversation_id',
     _answered.answer #> '{retrieval_info,query,filters}')::ml_rag.message);
-  _told := ml_rag._end(_call, _answered.trace, _began);
+  _told := ml_rag._end(_call, '00000', _answered.trace, _began);
   RETURN _answered.answer || jsonb_build_object('conversation_id', _kept.conversation_id, 'message_id', _kept.message_id,
     'question', _answered.question);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN

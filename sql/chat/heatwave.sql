@@ -143,7 +143,7 @@ BEGIN
   IF (_options -> 'report_progress')::boolean THEN
     RAISE NOTICE 'heatwave_chat: answered from % segments', jsonb_array_length(output -> 'documents');
   END IF;
-  _told := ml_rag._end(_call, _answered.trace, _began);
+  _told := ml_rag._end(_call, '00000', _answered.trace, _began);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
 @RAISE@

@@ -63,7 +63,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._raise(error jsonb) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE STRICT SET search_path FROM CURRENT AS $$
 -- purpose: raise what a PL/Python function returned as its error: {sqlstate, message, detail, hint}, or of a constraint
 -- {sqlstate, message, detail, schema, table, constraint}
 -- RAISE takes no null for an option, hence a branch for each set of those there are

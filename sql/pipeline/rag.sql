@@ -225,7 +225,7 @@ RETURNS TABLE (rank integer, vector_store text, document_name text, document_id 
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
 -- purpose: the citations of ml_rag as rows
 DECLARE
-  _call integer := ml_rag._begin_question('ml_rag_search');
+  _call integer := ml_rag._begin('ml_rag_search', 'discover');
   _began timestamptz := clock_timestamp();
   _found record;
   _request ml_rag.request;
@@ -254,7 +254,7 @@ BEGIN
     SELECT h.ordinality::integer, h.vector_store, h.document_name, h.document_id, h.segment_number::integer, h.segment,
       h.distance, h.metadata, h.keyword_score, h.score, h.rerank_score
     FROM unnest(_retrieval.hits) WITH ORDINALITY AS h ORDER BY h.ordinality;
-  _told := ml_rag._end(_call, _retrieval.trace, _began);
+  _told := ml_rag._end(_call, '00000', _retrieval.trace, _began);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
 @RAISE@
@@ -337,7 +337,7 @@ CREATE FUNCTION @extschema@.ml_rag_answer(query text, options jsonb DEFAULT NULL
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: question to answer document
 DECLARE
-  _call integer := ml_rag._begin_question('ml_rag');
+  _call integer := ml_rag._begin('ml_rag', 'discover');
   _began timestamptz := clock_timestamp();
   _answer jsonb;
   _answered record;
@@ -348,7 +348,7 @@ BEGIN
     RETURN _answer;
   END IF;
   _answered := ml_rag._answer($1, ml_rag._parse_rag_options($2), _call, _began);
-  _told := ml_rag._end(_call, _answered.trace, _began);
+  _told := ml_rag._end(_call, '00000', _answered.trace, _began);
   RETURN _answered.answer;
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);
@@ -374,13 +374,13 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the answer document; where its text can come in pieces, that is empty, and "prompt" has what is to be sent for it to
 -- /v1/chat/completions of the model server ("completion") and where that is ("server")
 DECLARE
-  _call integer := ml_rag._begin_question('ml_rag');
+  _call integer := ml_rag._begin('ml_rag', 'discover');
   _began timestamptz := clock_timestamp();
   _answered record;
   _told boolean;
 BEGIN
   _answered := ml_rag._answer($1, ml_rag._parse_rag_options($2) || '{"hold": true}', _call, _began);
-  _told := ml_rag._end(_call, _answered.trace, _began);
+  _told := ml_rag._end(_call, '00000', _answered.trace, _began);
   RETURN _answered.answer;
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._end(_call, SQLSTATE);

@@ -5,7 +5,7 @@ CREATE FUNCTION ml_rag._read_calls(what text, OUT found json, OUT error jsonb)
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 # purpose: activity or stats, of others no more than that there is something  Reads: pg_stat_activity, as the caller
 @BACKEND@
-return backend.activity(plpy) if what == "activity" else backend.stats(plpy)
+return backend.shown_calls(plpy, what)
 $$;
 
 CREATE FUNCTION ml_rag._reset_stats(OUT since float8, OUT error jsonb)
@@ -14,9 +14,9 @@ LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 return backend.reset_stats(plpy)
 $$;
 
-CREATE FUNCTION ml_rag._watch(what text, shown text) RETURNS json
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: activity or stats; null with a warning where the model server or the Python side is not to be had: a view
+CREATE FUNCTION ml_rag._watch(what text, shown text) RETURNS TABLE (since timestamptz, found json)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 100 SET search_path FROM CURRENT AS $$
+-- purpose: activity or stats; nothing with a warning where the model server or the Python side is not to be had: a view
 -- that is joined with others must not end their query
 DECLARE
   _read record := ml_rag._read_calls(what);
@@ -28,16 +28,18 @@ BEGIN
   ELSIF _read.error IS NOT NULL THEN
     PERFORM ml_rag._raise(_read.error);
   END IF;
-  RETURN _read.found;
+  RETURN QUERY SELECT to_timestamp((_read.found ->> 'since')::float8), e.value
+    FROM json_array_elements(_read.found -> 'rows') AS e;
 END
 $$;
 
 CREATE VIEW ml_rag.activity AS
-SELECT a.pid, a.datname, a.usename, a.role, a.routine, a.stage, a.model, to_timestamp(a.started) AS started,
-  c.now - to_timestamp(a.started) AS age, c.now - to_timestamp(a.stage_started) AS stage_age
-FROM json_to_recordset(ml_rag._watch('activity', 'calls in flight')) AS a (
+SELECT a.pid, a.datname, a.usename, a.role, a.routine, nullif(a.stage, '') AS stage, nullif(a.model, '') AS model,
+  to_timestamp(a.started) AS started, n.now - to_timestamp(a.started) AS age,
+  CASE WHEN a.stage <> '' THEN n.now - to_timestamp(a.stage_started) END AS stage_age
+FROM ml_rag._watch('activity', 'calls in flight') AS w CROSS JOIN LATERAL json_to_record(w.found) AS a (
   pid integer, datname name, usename name, role name, routine text, stage text, model text, started float8, stage_started float8)
-CROSS JOIN LATERAL (SELECT clock_timestamp() AS now) AS c;
+CROSS JOIN LATERAL (SELECT clock_timestamp() AS now) AS n;
 COMMENT ON VIEW ml_rag.activity IS
 $$calls of ml_rag's routines in flight, in all databases that use the same model server
 usename: role of the session. role: current_user of the call. routine: the one the client called. stage: what it, or a
@@ -47,9 +49,9 @@ pid, datname and usename only. pid leads to pg_stat_activity; pg_cancel_backend(
 warning, where the model server cannot be reached.$$;
 
 CREATE VIEW ml_rag.progress AS
-SELECT a.pid, a.datname, a.usename, a.role, a.command, a.relation, a.phase, a.done, a.total, a.failed,
-  to_timestamp(a.progress_started) AS started
-FROM json_to_recordset(ml_rag._watch('activity', 'calls in flight')) AS a (
+SELECT a.pid, a.datname, a.usename, a.role, a.command, nullif(a.relation, '') AS relation, nullif(a.phase, '') AS phase, a.done,
+  nullif(a.total, -1) AS total, a.failed, to_timestamp(a.progress_started) AS started
+FROM ml_rag._watch('activity', 'calls in flight') AS w CROSS JOIN LATERAL json_to_record(w.found) AS a (
   pid integer, datname name, usename name, role name, command text, relation text, phase text, done bigint, total bigint, failed bigint,
   progress_started float8)
 WHERE a.command IS NOT NULL;
@@ -62,9 +64,8 @@ run_vectorizer; done includes failed, total is null where it is not known. Shown
 CREATE VIEW ml_rag.stats AS
 SELECT s.role, s.routine, s.stage, s.calls, s.errors, s.errors_by_sqlstate, s.total_ms, s.mean_ms, s.max_ms,
   round(s.p50_ms::numeric, 3)::float8 AS p50_ms, round(s.p95_ms::numeric, 3)::float8 AS p95_ms,
-  round(s.p99_ms::numeric, 3)::float8 AS p99_ms, s.prompt_tokens, s.generated_tokens, to_timestamp((w.found ->> 'since')::float8) AS since
-FROM (SELECT ml_rag._watch('stats', 'statistics') AS found OFFSET 0) AS w
-CROSS JOIN LATERAL json_to_recordset(w.found -> 'rows') AS s (
+  round(s.p99_ms::numeric, 3)::float8 AS p99_ms, s.prompt_tokens, s.generated_tokens, w.since
+FROM ml_rag._watch('stats', 'statistics') AS w CROSS JOIN LATERAL json_to_record(w.found) AS s (
   role name, routine text, stage text, calls bigint, errors bigint, errors_by_sqlstate jsonb, total_ms float8, mean_ms float8,
   max_ms float8, p50_ms float8, p95_ms float8, p99_ms float8, prompt_tokens bigint, generated_tokens bigint);
 COMMENT ON VIEW ml_rag.stats IS

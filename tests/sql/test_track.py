@@ -120,23 +120,12 @@ def test_a_session_that_tells_learns_that_track_is_off(owner: Connection, asker:
     wait_until(lambda: begin(asker) is not None)
 
 
-FORGED = {
-    "a call": "SELECT ml_rag._end(ml_rag._begin_call('ml_rag', '', %(role)s, 0))",
-    "a question": "SELECT ml_rag._end_call(-1, '00000', %(role)s, '[]', date_part('epoch', now()))",
-    "a failed question": "SELECT ml_rag._end_call(-1, '22012', %(role)s, '[]', 0)",
-    "a question at a stage": "SELECT ml_rag._enter_stage(-1, 'embed', 'm', %(role)s, 0), ml_rag._end(-1)",
+REPORTED = {
+    "a call": "SELECT ml_rag._end(ml_rag._begin('ml_rag'))",
+    "a question": "SELECT ml_rag._end(-1, '00000', '{}', now())",
+    "a failed question": "SELECT ml_rag._end(-1, '22012')",
+    "a question at a stage": "SELECT ml_rag._stage(-1, 'embed', 'm'), ml_rag._end(-1)",
 }
-
-
-@pytest.mark.parametrize("statement", FORGED.values(), ids=FORGED.keys())
-@pytest.mark.parametrize("role", ["tenant", "stranger", "postgres"])
-def test_nobody_counts_for_another_role(
-    db: Database, asker: Connection, owner: Connection, role: str, statement: str
-) -> None:
-    begin(asker)  # a question is told of by a session that has Python
-    asker.execute(statement, {"role": role if role == "postgres" else db.role(role)})
-    rows = owner.execute("SELECT DISTINCT role FROM ml_rag.stats").fetchall()
-    assert rows == [(db.role("asker"),)]
 
 
 def test_nobody_counts_for_the_owner_of_a_function_that_was_called(db: Database, owner: Connection) -> None:
@@ -148,10 +137,10 @@ def test_nobody_counts_for_the_owner_of_a_function_that_was_called(db: Database,
     connection = db.connect()
     connection.execute(f"SET SESSION AUTHORIZATION {name}")
     connection.execute("SELECT public.tell()")
-    for statement in FORGED.values():
-        connection.execute(statement, {"role": owner.info.user})
+    for statement in REPORTED.values():
+        connection.execute(statement)
     rows = owner.execute("SELECT role, calls FROM ml_rag.stats WHERE stage = 'total'").fetchall()
-    assert sorted(rows) == sorted([(owner.info.user, 1), (name, len(FORGED))])
+    assert sorted(rows) == sorted([(owner.info.user, 1), (name, len(REPORTED))])
 
 
 NAMES = ['x"', "x\\", "x\n", 'ml_rag","total",1,"00000",0,0],[10,"ml_rag', "é" * 300, "total", ""]
@@ -168,7 +157,7 @@ def test_no_name_counts_for_another_role(db: Database, owner: Connection, asker:
         f" ml_rag._end(c, $n${name}$n$); END $do$"
     )
     for trace, began in ("[]", 0), (json.dumps(name), 1), (json.dumps([{"stage": name, "ended": name}]), 1):
-        asker.execute("SELECT ml_rag._end_call(-1, %s, current_user, %s, %s)", (name, trace, began))
+        asker.execute("SELECT ml_rag._report('end', -1, %s, '', %s, %s)", (name, trace, began))
     rows = owner.execute("SELECT DISTINCT role, routine, stage FROM ml_rag.stats").fetchall()
     assert set(rows) <= {(db.role("asker"), "ml_rag", "total")}
 

@@ -237,17 +237,10 @@ def get(plpy: Any, path: str) -> dict[str, Any]:
 
 
 @outcome
-def activity(plpy: Any) -> str:
-    """The calls in flight, as JSON text: see ``ml_rag.backend.monitoring``."""
+def shown_calls(plpy: Any, what: str) -> str:
+    """activity or stats, as JSON text: see ``ml_rag.backend.monitoring``."""
     with _apart(plpy) as model_server:
-        return _monitoring.activity(plpy, model_server)
-
-
-@outcome
-def stats(plpy: Any) -> str:
-    """What was counted in this database, as JSON text."""
-    with _apart(plpy) as model_server:
-        return _monitoring.stats(plpy, model_server)
+        return _monitoring.shown(plpy, model_server, what)
 
 
 @outcome
@@ -282,7 +275,7 @@ def generate(plpy: Any, request: dict[str, Any]) -> dict[str, Any]:
     """The answer to a request made by sql/pipeline/generate.sql."""
     with _calls.waiting(plpy, "ml_rag.generate", "generate", request["options"]["model_id"]):
         answer = _generate.generate(server(plpy), request)
-        _calls.tokens(answer["prompt_tokens"] or 0, answer["generated_tokens"] or 0)
+        _calls.tokens(answer)
     return answer
 
 
@@ -303,7 +296,7 @@ def nl_sql(plpy: Any, request: dict[str, Any]) -> str:
     def generate(prompt: dict[str, Any]) -> str:
         with _calls.waiting(plpy, "ml_rag.generate", "generate", request["model_id"]):
             answer = _generate.generate(server(plpy), prompt)
-            _calls.tokens(answer["prompt_tokens"] or 0, answer["generated_tokens"] or 0)
+            _calls.tokens(answer)
         text: str = answer["text"]
         return text
 
@@ -330,7 +323,7 @@ def rewrite(plpy: Any, request: dict[str, Any]) -> dict[str, Any]:
     """What is searched with, of a request made by sql/pipeline/rewrite.sql: the fields of ml_rag.rewritten."""
     with _calls.waiting(plpy, "ml_rag.rewrite", "rewrite", request["model_id"]):
         found = _rewrite.rewrite(server(plpy), request)
-        _calls.tokens(found["prompt_tokens"] or 0, found["generated_tokens"] or 0)
+        _calls.tokens(found)
     return found
 
 
@@ -396,7 +389,7 @@ def make_nodes(plpy: Any, options: dict[str, Any], text: str, around: dict[str, 
     def write(part: str) -> list[str]:
         with _calls.waiting(plpy, "ml_rag.generate", "generate", options["model_id"]):
             made, tokens = nodes.write(server(plpy), request | {"text": part})
-            _calls.tokens(tokens["prompt_tokens"] or 0, tokens["generated_tokens"] or 0)
+            _calls.tokens(tokens)
         return made
 
     return nodes.asked(write, transform, text)

@@ -1,11 +1,11 @@
-"""What this session tells the model server of its calls: where they are, how far, and how they ended.
+"""What this session reports of its calls to the model server: where they are, how far, and how they ended.
 
 As statsd has it: at the end of a call one datagram, sent without waiting, says what is to be counted. What goes on
 travels with the requests that a call makes anyway; routines that last (loads, batches, indexes) send datagrams of it
 too. docs/protocol.md has the form of both. Nothing here makes a call wait or fail: where nobody listens or there is no
 room, what is to be counted goes with the next datagram, unless that becomes too much.
 
-Every call passes here, each time with a cold cache: what is on its way is written for speed.
+Any role may call what reports, with any argument. So who reports, and when the statement began, is asked of PostgreSQL.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import os
 import socket
 import time
 import zlib
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from itertools import pairwise
 from time import monotonic_ns
 from typing import Any
 
@@ -23,7 +26,7 @@ from ml_rag.backend.progress import Pace
 from ml_rag.progress import State
 from ml_rag.protocol import BULK, ROUTINES, STAGES, SUCCESS, TOTAL, datagram_address
 
-#: the numbers of questions (ml_rag._begin_question), of which nothing is told until they wait for a model or end
+#: the numbers of questions (ml_rag._begin), of which nothing is reported until they wait for a model or end
 QUESTIONS = {-1: "ml_rag", -2: "ml_rag_search"}
 #: the stage that comes after one in which a question waits for a model, where that asks none
 FOLLOWING = {"rewrite": "discover", "embed": "search"}
@@ -31,25 +34,19 @@ FOLLOWING = {"rewrite": "discover", "embed": "search"}
 CHECK_NS = 1_000_000_000
 #: calls inside calls
 MAX_DEPTH = 100
-#: counts that wait for a datagram that gets through, and their bytes
+#: counts that wait for a datagram that gets through
 MAX_COUNTS = 256
-MAX_WAITING = 24 * 1024
-#: characters of a name that is told; of a trace
-MAX_NAME = 200
-MAX_TRACE = 16 * 1024
-#: what a call is called is an integer of PostgreSQL's
-MAX_CALL = 2**31 - 1
-#: seconds since 1970
-MAX_TIME = 1e11
+#: characters of a name, an SQLSTATE, a trace
+MAX_NAME, MAX_STATE, MAX_TRACE = 200, 10, 16 * 1024
+#: the number of a call is an integer of PostgreSQL's; time in seconds since 1970
+MAX_CALL, MAX_TIME = 2**31 - 1, 1e11
 #: class of the SQLSTATEs by which somebody ends a statement: cancelled, shut down
 _ENDS = "57"
 
 # Run under whatever search_path there is: nothing in them but names with their schema, and no operators.
-_NOW = "SELECT current_user AS role, pg_catalog.date_part('epoch', pg_catalog.statement_timestamp()) AS statement"
-_ROLE = """
-SELECT current_user AS name,
-  pg_catalog.quote_ident(current_user)::pg_catalog.regrole::pg_catalog.oid::pg_catalog.int8 AS oid,
-  pg_catalog.pg_has_role(session_user, current_user, 'MEMBER') AS may_be_again
+_NOW = """
+SELECT pg_catalog.quote_ident(current_user)::pg_catalog.regrole::pg_catalog.oid::pg_catalog.int8 AS role,
+  pg_catalog.date_part('epoch', pg_catalog.statement_timestamp()) AS statement
 """
 _SETTINGS = """
 SELECT s.name, s.value FROM ml_rag.setting AS s
@@ -75,25 +72,47 @@ class Call:
     """A call in flight. Those that it makes itself lie above it on the stack. Times are ns of the clock that does not
     jump."""
 
-    __slots__ = (
-        *("began", "call", "following", "generated", "has_embedded", "is_question", "lasts", "model", "progress"),
-        *("prompt", "role", "routine", "stage", "stage_began"),
-    )
-
-    def __init__(self, call: int, role: int, routine: str, stage: str) -> None:
-        self.call, self.role, self.routine, self.stage = call, role, routine, stage
+    def __init__(self, number: int, routine: str, stage: str, role: int) -> None:
+        self.number, self.role, self.routine, self.stage = number, role, routine, stage
         #: what the stage waits for; the stage that comes when it has that, where this is known
         self.model = self.following = ""
         #: its end says when its stages ended, whether it has embedded anything or not
-        self.is_question = stage == "discover"
-        self.has_embedded = False
+        self.is_question, self.has_embedded = stage == "discover", False
         #: a routine that begins at none of its stages goes on for long
         self.lasts = not stage
-        #: relation, phase, done, total, failed
-        self.progress: tuple[str, str, int, int, int] | None = None
+        self.progress: State | None = None
         #: tokens
         self.prompt = self.generated = 0
         self.began = self.stage_began = monotonic_ns()
+
+    def enter(self, stage: str, model: str = "") -> None:
+        """Another stage begins, in which it waits for that model."""
+        now = monotonic_ns()
+        if self.stage and not self.is_question:
+            self.count(self.stage, now - self.stage_began)
+        self.stage, self.model, self.following, self.stage_began = stage, model, "", now
+        if self.lasts or len(session.counts) > MAX_COUNTS:
+            _send()
+
+    def count(self, stage: str, ns: float, sqlstate: str = SUCCESS) -> None:
+        tokens = (self.prompt, self.generated) if stage == TOTAL else (0, 0)
+        counted = self.role, self.routine, stage, max(0, int(ns // 1000)), sqlstate[:MAX_STATE], *tokens
+        session.counts.append(json.dumps(counted))
+
+    def end(self, sqlstate: str) -> None:
+        now = monotonic_ns()
+        if self.stage and not (self.is_question and sqlstate == SUCCESS):
+            self.count(self.stage, now - self.stage_began, sqlstate)
+        self.count(TOTAL, now - self.began, sqlstate)
+
+    def end_well(self, steps: Any, began: float) -> None:
+        """The same of a question: its ``steps`` say when each stage ended."""
+        with contextlib.suppress(TypeError, KeyError, ValueError):
+            ended = [(step["stage"], datetime.fromisoformat(step["ended"])) for step in steps]
+            for (_, former), (stage, now) in pairwise(ended):
+                if stage in STAGES and (stage != "embed" or self.has_embedded):
+                    self.count(stage, round((now - former).total_seconds() * 1e6) * 1000)
+        self.count(TOTAL, (time.time() - began) * 1e9)
 
 
 class Session:
@@ -104,169 +123,137 @@ class Session:
         #: when the statement of the calls began, seconds since 1970
         self.statement = 0.0
         self.last_call = 0
-        #: of what has ended, as JSON: role, routine, stage, µs, SQLSTATE, tokens of prompts and generated; of a
-        #: question its steps too, and whether it has embedded anything
+        #: of what has ended, as JSON: role, routine, stage, µs, SQLSTATE, tokens of prompts and generated
         self.counts: list[str] = []
         self.check_at = 0
-        #: the roles, by name, that this session was lately seen to be
-        self.roles: dict[str, int] = {}
         #: how each datagram begins: which cluster, database, process; '' until that is known
         self.head = ""
-        #: family and address to send to; None where nothing is told
+        #: family and address to send to; None where nothing is reported
         self.target: tuple[socket.AddressFamily, Any] | None = None
         self.socket: socket.socket | None = None
         self.pace = Pace()
-        #: SQLSTATE and message of the error by which PostgreSQL ends the statement
-        self.ending: tuple[str, str] | tuple[None, None] = None, None
 
 
 session = Session()
 
-# -- what sql/watch/track.sql calls -----------------------------------------------------------------------------------
-# role: current_user. statement: when that began, seconds since 1970. Where PostgreSQL wants the statement to end, they
-# return None, and ``ending`` has its error.
+# -- events: what sql/watch/track.sql and the rest of the backend report ----------------------------------------------
 
 
-def begin(plpy: Any, routine: str, stage_name: str, role: str, statement: float) -> int | None:
-    """A call begins: what it is called from now on; None where nothing is told."""
-    oid = _teller(plpy, role)
-    if not oid or routine not in ROUTINES:
+def report(plpy: Any, event: str, call: int, name: str, model: str, trace: str, began: float) -> Any:
+    """An event of ml_rag._report: the number of a call that begins, and the error by which PostgreSQL ends the
+    statement, as JSON text; PL/Python would give it another message."""
+    try:
+        if event == "begin":
+            return begin(plpy, name, model), None
+        if event == "stage":
+            stage(plpy, call, name, model)
+        else:
+            steps: list[Any] = []
+            with contextlib.suppress(ValueError, RecursionError):
+                steps = json.loads(trace) if len(trace) < MAX_TRACE else []
+            end(plpy, call, name, steps, began)
+    except plpy.SPIError as e:
+        return None, json.dumps({"sqlstate": e.sqlstate, "message": str(e)})
+    return None, None
+
+
+def begin(plpy: Any, routine: str, stage_name: str) -> int | None:
+    """A call begins: its number; None where nothing is reported."""
+    if routine not in ROUTINES:
         return None
     session.last_call = session.last_call % MAX_CALL + 1
-    return _push(session.last_call, oid, routine, stage_name if stage_name in STAGES else "", statement)
+    call = _push(plpy, session.last_call, routine, stage_name if stage_name in STAGES else "")
+    return None if call is None else call.number
 
 
-def stage(plpy: Any, call: int, name: str, model: str, role: str, statement: float) -> bool | None:
+def stage(plpy: Any, call: int, name: str, model: str = "") -> None:
     """The call enters a stage; '' = none."""
-    depth = _depth(call)
-    if depth < 0 and call in QUESTIONS:  # it is told of from now on
-        oid = _teller(plpy, role)
-        if not oid:
-            return None if oid is None else True
-        _push(call, oid, QUESTIONS[call], "discover", statement)
-        depth = _depth(call)
-    if depth >= 0:
-        _enter(session.calls[depth], name if name in STAGES else "", model)
-    return True
+    found = _find(call)
+    if found is None and call in QUESTIONS:  # it is reported from now on
+        found = _push(plpy, call, QUESTIONS[call], "discover")
+    if found is not None:
+        found.enter(name if name in STAGES else "", model)
 
 
-def end(plpy: Any, call: int, sqlstate: str, role: str, trace: str = "[]", began: float = 0) -> bool | None:
-    """The call has ended, and all that it has begun with it. ``trace`` (JSON) has the steps of a question that ended
-    well and ``began`` then (seconds since 1970)."""
-    depth = _depth(call)
-    if depth >= 0:
-        _pop(depth + 1, sqlstate)
-        ended = session.calls.pop()
-    elif call in QUESTIONS:
-        oid = _teller(plpy, role)
-        if not oid:
-            return None if oid is None else True
-        ended = Call(call, oid, QUESTIONS[call], "")
+def end(plpy: Any, call: int, sqlstate: str, steps: Any = (), began: float = 0) -> None:
+    """The call has ended, and all that it has begun with it. ``steps``: those of a question that ended well, which
+    began then (seconds since 1970)."""
+    found = _find(call)
+    if found is not None:
+        while (last := session.calls.pop()) is not found:
+            last.end(sqlstate)
+    elif call in QUESTIONS and (who := _who(plpy)):
+        found = Call(call, QUESTIONS[call], "", who[0])
     else:
-        return True
-    if 0 < began < MAX_TIME:  # not NaN either: anybody may call this
-        _count_question(ended, trace, began)
+        return
+    if 0 < began < MAX_TIME:  # not NaN either
+        found.end_well(steps, began)
     else:
-        _count(ended, sqlstate)
-    _tell()
-    return True
+        found.end(sqlstate)
+    _send()
 
 
-def ending() -> tuple[str, str] | tuple[None, None]:
-    """SQLSTATE and message of the error by which PostgreSQL ends the statement; None where there is none."""
-    found, session.ending = session.ending, (None, None)
-    return found
+def progress(plpy: Any, call: int | None, *state: Any) -> None:
+    """How far the call is (the fields of ``State``), for the client and for ml_rag.progress.
 
-
-def progress(
-    plpy: Any,
-    call: int | None,
-    relation: str,
-    phase: str,
-    done: int,
-    total: int,
-    failed: int,
-    segments: int | None = None,
-) -> None:
-    """How far the call is, for the client and for ml_rag.progress; ``total`` -1: not known.
-
-    Where it was called by one that tells of itself, nothing; where ``call`` is None or 0, to the client alone.
+    Where it was called by one that reports its own, nothing; where ``call`` is None or 0, to the client alone.
     """
     if call:
-        depth = _depth(call)
-        if depth < 0 or _telling() not in (None, session.calls[depth]):
+        found = _find(call)
+        if found is None or _reporting() not in (None, found):
             return
-        session.calls[depth].progress = relation[:MAX_NAME], phase[:MAX_NAME], done, total, failed
-        _tell()
-    session.pace.report(plpy, State(relation, phase, done, total, failed, segments))
+        found.progress = State(*state)
+        _send()
+    session.pace.report(plpy, State(*state))
 
 
 def advance(plpy: Any, call: int | None, rows: int) -> None:
     """So many more are done."""
     if call:
-        telling = _telling()
-        if telling is None or telling.call != call or telling.progress is None:
+        found = _reporting()
+        if found is None or found.number != call or found.progress is None:
             return
-        relation, phase, done, total, failed = telling.progress
-        telling.progress = relation, phase, done + rows, total, failed
-        _tell()
+        found.progress = found.progress._replace(done=found.progress.done + rows)
+        _send()
     session.pace.advance(plpy, rows)
 
 
-def tell_waiting() -> bool:
-    """Send the counts that were kept because the model server had not yet read the earlier ones; whether any went."""
-    if not session.counts:
-        return False
-    _tell()
-    return not session.counts
+@contextlib.contextmanager
+def waiting(plpy: Any, routine: str, stage_name: str, model: str) -> Iterator[None]:
+    """While the model server is asked in a stage. Where that was called by itself, it is a call like any other, whose
+    error is reported by its ``sqlstate``."""
+    alone = None if session.calls else begin(plpy, routine, stage_name)
+    call = session.calls[-1] if session.calls else None
+    if call is not None and call.stage == stage_name:
+        call.model = model
+        if call.is_question:
+            call.following = FOLLOWING.get(stage_name, "")
+            call.has_embedded |= stage_name == "embed"
+    try:
+        yield
+    except Exception as e:
+        if alone is not None:
+            end(plpy, alone, getattr(e, "sqlstate", None) or "other")
+        raise
+    if alone is not None:
+        end(plpy, alone, SUCCESS)
+    elif session.calls and (following := session.calls[-1].following):
+        session.calls[-1].enter(following)
 
 
-# -- what the rest of the backend calls -------------------------------------------------------------------------------
+def tokens(of: Mapping[str, Any]) -> None:
+    """Count the tokens of a generation for the call that made it."""
+    if session.calls:
+        session.calls[-1].prompt += of["prompt_tokens"] or 0
+        session.calls[-1].generated += of["generated_tokens"] or 0
+
+
+# -- what the rest of the backend asks --------------------------------------------------------------------------------
 
 
 def innermost() -> int:
-    """What the call that runs now is called; 0 where nothing is told."""
-    return session.calls[-1].call if session.calls else 0
-
-
-class waiting:
-    """While the model server is asked in a stage. Where that was called by itself, it is a call like any other.
-
-    An error is told by its ``sqlstate``.
-    """
-
-    __slots__ = ("_call", "_plpy")
-
-    def __init__(self, plpy: Any, routine: str, stage_name: str, model: str) -> None:
-        self._plpy = plpy
-        self._call: int | None = None
-        if not session.calls:
-            now = execute(plpy, _NOW)[0]
-            self._call = begin(plpy, routine, stage_name, now["role"], now["statement"])
-        if session.calls and session.calls[-1].stage == stage_name:
-            call = session.calls[-1]
-            call.model = model
-            if call.is_question:
-                call.following = FOLLOWING.get(stage_name, "")
-                call.has_embedded |= stage_name == "embed"
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._call is not None:
-            if error is None or isinstance(error, Exception):
-                sqlstate = SUCCESS if error is None else getattr(error, "sqlstate", None) or "other"
-                end(self._plpy, self._call, sqlstate, "")
-        elif error is None and session.calls and session.calls[-1].following:
-            _enter(session.calls[-1], session.calls[-1].following, "")
-
-
-def tokens(prompt: int, generated: int) -> None:
-    """Count the tokens of a generation for the call that made it."""
-    if session.calls:
-        session.calls[-1].prompt += prompt
-        session.calls[-1].generated += generated
+    """What the call that runs now is called; 0 where nothing is reported."""
+    return session.calls[-1].number if session.calls else 0
 
 
 def is_bulk() -> bool:
@@ -275,7 +262,7 @@ def is_bulk() -> bool:
 
 
 def header() -> str:
-    """What a request to the model server says of the call that makes it; '' where nothing is told."""
+    """What a request to the model server says of the call that makes it; '' where nothing is reported."""
     return f"{session.head}[],{_in_flight()}]" if session.calls else ""
 
 
@@ -289,167 +276,93 @@ def origin(plpy: Any) -> tuple[str, int]:
     return f"{found['system_identifier']:x}-{host:x}-{here.st_dev:x}-{here.st_ino:x}", found["oid"]
 
 
+def send_waiting() -> bool:
+    """Send the counts that were kept because the model server had not yet read the earlier ones; whether any went."""
+    if not session.counts:
+        return False
+    _send()
+    return not session.counts
+
+
 # -- within -----------------------------------------------------------------------------------------------------------
 
 
-def _depth(call: int) -> int:
-    """Where the call is on the stack; -1 = nowhere."""
-    calls = session.calls
-    depth = len(calls) - 1
-    while depth >= 0 and calls[depth].call != call:
-        depth -= 1
-    return depth
+def _who(plpy: Any) -> tuple[int, float] | None:
+    """The oid of current_user, and when the statement began; None where nothing is reported.
 
-
-def _push(call: int, role: int, routine: str, stage_name: str, statement: float) -> int | None:
-    """Put a call on the stack; its number, None where that is full."""
-    s = session
-    if s.calls and s.statement != statement:
-        _pop(0, "other")  # an error that went by: the statement is over
-    if len(s.calls) >= MAX_DEPTH:
+    Raises the error by which PostgreSQL ends the statement, but no other: a defect of ours costs figures and no answer.
+    """
+    try:
+        if monotonic_ns() > session.check_at:
+            session.check_at = monotonic_ns() + CHECK_NS
+            _follow_settings(plpy)
+        if session.target is None:
+            return None
+        now = execute(plpy, _NOW)[0]
+        return now["role"], now["statement"]
+    except Exception as e:
+        if getattr(e, "sqlstate", "").startswith(_ENDS):
+            raise
         return None
-    s.statement = statement
-    s.calls.append(Call(call, role, routine, stage_name))
-    if s.calls[-1].lasts:
-        _tell()
+
+
+def _find(call: int) -> Call | None:
+    """The call of that number that lies highest on the stack."""
+    return next((found for found in reversed(session.calls) if found.number == call), None)
+
+
+def _push(plpy: Any, number: int, routine: str, stage_name: str) -> Call | None:
+    """Put a call on the stack; None where that is full, or nothing is reported."""
+    who = _who(plpy)
+    if who is None:
+        return None
+    role, statement = who
+    while session.calls and session.statement != statement:
+        session.calls.pop().end("other")  # an error that went by: the statement is over
+    if len(session.calls) >= MAX_DEPTH:
+        return None
+    session.statement = statement
+    call = Call(number, routine, stage_name, role)
+    session.calls.append(call)
+    if call.lasts:
+        _send()
     return call
 
 
-def _pop(depth: int, sqlstate: str) -> None:
-    """Count the calls from ``depth`` on as ended."""
-    while len(session.calls) > depth:
-        _count(session.calls.pop(), sqlstate)
-
-
-def _enter(call: Call, name: str, model: str) -> None:
-    now = monotonic_ns()
-    counts = session.counts
-    if call.stage and not call.is_question:
-        took = (now - call.stage_began) // 1000
-        counts.append(f'[{call.role},"{call.routine}","{call.stage}",{took},"{SUCCESS}",0,0]')
-    call.stage, call.model, call.following, call.stage_began = name, model, "", now
-    if call.lasts or len(counts) > MAX_COUNTS:
-        _tell()
-
-
-def _count(call: Call, sqlstate: str) -> None:
-    """Note what a call that has ended is counted by."""
-    counts, now = session.counts, monotonic_ns()
-    state = '"00000"' if sqlstate == SUCCESS else json.dumps(sqlstate)
-    if call.stage and not (call.is_question and sqlstate == SUCCESS):
-        took = (now - call.stage_began) // 1000
-        counts.append(f'[{call.role},"{call.routine}","{call.stage}",{took},{state},0,0]')
-    took = (now - call.began) // 1000
-    counts.append(f'[{call.role},"{call.routine}","{TOTAL}",{took},{state},{call.prompt},{call.generated}]')
-
-
-def _count_question(call: Call, trace: str, began: float) -> None:
-    """The same of a question that ended well: the model server takes the times of its stages from the trace."""
-    took = max(0, int((time.time() - began) * 1e6))  # the clock may have jumped
-    steps = trace if len(trace) < MAX_TRACE else "[]"
-    session.counts.append(
-        f'[{call.role},"{call.routine}","{TOTAL}",{took},"{SUCCESS}",{call.prompt},{call.generated},'
-        f"{steps},{'true' if call.has_embedded else 'false'}]"
-    )
-
-
-def _tell() -> None:
-    """Send what is to be counted and what goes on."""
+def _send() -> None:
+    """Send what is to be counted and what goes on, if anybody listens and has room. Else the latest counts wait: as
+    many as fit a datagram, which the model server takes up to 64 kB of."""
     s = session
-    if s.target is None:
+    if s.target is None or s.socket is None:
         return
-    data = f"{s.head}[{','.join(s.counts)}],{_in_flight() if s.calls else 'null'}]".encode()
-    for _ in range(2):
-        is_new = s.socket is None
-        try:
-            if s.socket is None:
-                s.socket = socket.socket(s.target[0], socket.SOCK_DGRAM)
-                s.socket.setblocking(False)
-                s.socket.connect(s.target[1])
-            s.socket.send(data)
-            s.counts.clear()
-            return
-        except BlockingIOError:
-            break
-        except OSError:  # whoever listened is gone; another may be there
-            _close()
-            if is_new:
-                break
-    _trim(s.counts)
+    data = f"{s.head}[{','.join(s.counts)}],{_in_flight() if s.calls else 'null'}]"
+    try:
+        s.socket.sendto(data.encode(), s.target[1])
+        s.counts.clear()
+    except OSError:
+        del s.counts[:-MAX_COUNTS]
 
 
-def _trim(counts: list[str]) -> None:
-    """Keep the latest, as many as fit a datagram (which the model server takes up to 64 kB of) beside what comes."""
-    size = kept = 0
-    for count in reversed(counts[-MAX_COUNTS:]):
-        size += len(count)
-        if size > MAX_WAITING:
-            break
-        kept += 1
-    del counts[: len(counts) - kept]
-
-
-def _close() -> None:
-    if session.socket is not None:
-        session.socket.close()
-        session.socket = None
-
-
-def _telling() -> Call | None:
-    """The call whose progress is told."""
+def _reporting() -> Call | None:
+    """The call whose progress is reported."""
     return next((call for call in session.calls if call.progress is not None), None)
 
 
 def _in_flight() -> str:
     """The call that the client made, at the stage of whatever it has come to, and its progress."""
-    calls = session.calls
-    outer = inner = calls[0]
-    if len(calls) > 1:
-        inner = next((call for call in reversed(calls) if call.stage), outer)
+    outer = session.calls[0]
+    inner = next((call for call in reversed(session.calls) if call.stage), outer)
     clock = time.time() - monotonic_ns() / 1e9
-    of = _telling()
-    told = None if of is None or of.progress is None else (of.routine, *of.progress, of.began / 1e9 + clock)
+    far = None
+    if (of := _reporting()) is not None and (state := of.progress) is not None:
+        names = of.routine, state.relation[:MAX_NAME], state.phase[:MAX_NAME]
+        far = *names, state.done, state.total, state.failed, of.began / 1e9 + clock
     return json.dumps(
         (
             *(outer.role, outer.routine, outer.began / 1e9 + clock, inner.stage, inner.stage_began / 1e9 + clock),
-            *(inner.model[:MAX_NAME], inner.following, session.statement, told),
+            *(inner.model[:MAX_NAME], inner.following, session.statement, far),
         )
     )
-
-
-def _teller(plpy: Any, role: str) -> int | None:
-    """The oid of ``role``, which is to be current_user; 0 where nothing is told, None where the statement is to end."""
-    s = session
-    oid = s.roles.get(role)
-    if oid is None or monotonic_ns() > s.check_at:
-        try:
-            oid = _look_around(plpy)
-        except plpy.SPIError as e:
-            if e.sqlstate.startswith(_ENDS):
-                s.ending = e.sqlstate, str(e)
-                return None
-            return 0
-        except Exception:  # noqa: BLE001 - a defect of ours costs figures and no answer
-            return 0
-    return oid if s.target is not None else 0
-
-
-def _look_around(plpy: Any) -> int:
-    """What need not be asked for each call; the oid of current_user.
-
-    That is kept where the session can be that again as it likes. It cannot be the owner of a function that is SECURITY
-    DEFINER, and must not count for that one afterwards: anybody may call the functions above, with any role.
-    """
-    s = session
-    if monotonic_ns() > s.check_at:
-        s.check_at = monotonic_ns() + CHECK_NS
-        s.roles.clear()  # one may have been renamed
-        _follow_settings(plpy)
-    row = execute(plpy, _ROLE)[0]
-    if row["may_be_again"]:
-        s.roles[row["name"]] = row["oid"]
-    oid: int = row["oid"]
-    return oid
 
 
 def _follow_settings(plpy: Any) -> None:
@@ -466,5 +379,7 @@ def _follow_settings(plpy: Any) -> None:
         s.calls.clear()
         s.counts.clear()
     if target != s.target:
-        _close()
+        if s.socket is not None:
+            s.socket.close()
+        s.socket = None if target is None else socket.socket(target[0], socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     s.target = target

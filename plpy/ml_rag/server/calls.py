@@ -11,12 +11,10 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
 from math import log2
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AwareDatetime, Field, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from pydantic import Field, TypeAdapter, ValidationError
 
 from ml_rag.protocol import ROUTINES, STAGES, SUCCESS, TERMINATED, TOTAL
 from ml_rag.server.metrics import Metrics
@@ -37,8 +35,6 @@ SHORTEST = 100
 MAX_CALLS = 4096
 MAX_DATABASES = 256
 MAX_PAIRS = 4096
-#: steps of a question
-MAX_STEPS = 256
 NOBODY = 0
 
 _TEN_YEARS = 10 * 366 * 86400
@@ -51,13 +47,6 @@ _Tokens = Annotated[int, Field(ge=0, lt=2**40)]
 _Moment = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
 
 
-class Step(TypedDict):
-    """A stage of a question (ml_rag.step), which took the time since the step before it. Its facts are not read."""
-
-    stage: Name
-    ended: AwareDatetime
-
-
 class Counted(NamedTuple):
     """A stage of a call that has ended, or (stage ``total``) the call."""
 
@@ -68,9 +57,6 @@ class Counted(NamedTuple):
     sqlstate: Name
     prompt_tokens: _Tokens
     generated_tokens: _Tokens
-    #: of a question: its steps, of which the first is the beginning; whether the stage embed has embedded anything
-    trace: Annotated[tuple[Step, ...], Field(max_length=MAX_STEPS, fail_fast=True)] = ()
-    has_embedded: bool = False
 
 
 class Progress(NamedTuple):
@@ -130,19 +116,14 @@ class Figures:
         self.classes[min(CLASSES - 1, steps)] += 1
 
     def percentile(self, share: float) -> float | None:
-        """Milliseconds that this share of the durations stayed below, estimated: exact to a class of durations.
-
-        Within its class, they are taken to be spread evenly by logarithm. None: there are none.
-        """
+        """Milliseconds that this share of the durations stayed below: the middle of their class. None: there are
+        none."""
         wanted = share * self.classes.total()
-        seen = 0
         for number, n in sorted(self.classes.items()):
-            if seen + n >= wanted:
-                low = SHORTEST * 2 ** (number / 2) if number else 0.0
-                high = SHORTEST * 2 ** ((number + 1) / 2) if number < CLASSES - 1 else float(self.longest)
-                part = (wanted - seen) / n
-                return min(low * (high / low) ** part if low else high * part, self.longest) / 1e3
-            seen += n
+            wanted -= n
+            if wanted <= 0:
+                middle = self.longest if number == CLASSES - 1 else SHORTEST * 2 ** (number / 2 + 0.25)
+                return min(middle, self.longest) / 1e3
         return None
 
 
@@ -204,11 +185,6 @@ class Calls:
             self._terminate(former)
         for counted in told.counts:
             self._count(told.cluster, told.database, counted)
-            for former_step, step in pairwise(counted.trace):
-                if step["stage"] != "embed" or counted.has_embedded:
-                    took = max(0, round((step["ended"] - former_step["ended"]).total_seconds() * 1e6))
-                    of_stage = Counted(counted.role, counted.routine, step["stage"], took, SUCCESS, 0, 0)
-                    self._count(told.cluster, told.database, of_stage)
         if told.in_flight is not None and told.in_flight.routine in ROUTINES:
             self._in_flight[told.cluster, told.pid] = told
             if len(self._in_flight) > MAX_CALLS:
@@ -266,7 +242,7 @@ class Calls:
         return found
 
     def _count(self, cluster: str, database: int, counted: Counted) -> None:
-        role, routine, stage, microseconds, sqlstate, prompt, generated, *_ = counted
+        role, routine, stage, microseconds, sqlstate, prompt, generated = counted
         if routine not in ROUTINES or (stage != TOTAL and stage not in STAGES):
             return
         pair = self._pair(cluster, database, role, routine)

@@ -31,7 +31,7 @@ class Plpy:
     def __init__(self, path: Path) -> None:
         self.settings = {"track": "on", "model_server": f"unix:{path}"}
         self.error: str | None = None
-        self.may_be_again = True
+        self.now = NOW
         self.statements: list[str] = []
 
     def prepare(self, statement: str) -> str:
@@ -45,10 +45,8 @@ class Plpy:
             raise error
         if statement == calls._SETTINGS:
             return [{"name": name, "value": value} for name, value in self.settings.items()]
-        if statement == calls._ROLE:
-            return [{"name": "asker", "oid": 10, "may_be_again": self.may_be_again}]
         if statement == calls._NOW:
-            return [{"role": "asker", "statement": NOW}]
+            return [{"role": 10, "statement": self.now}]
         if "progress_seconds" in statement:
             return [{"statement": NOW, "seconds": None}]
         return [{"oid": 5, "system_identifier": 7}]
@@ -97,7 +95,8 @@ def plpy(path: Path) -> Iterator[Plpy]:
     calls.session.__init__()  # type: ignore[misc]
     calls._plans.clear()
     yield Plpy(path)
-    calls._close()
+    if calls.session.socket is not None:
+        calls.session.socket.close()
     calls.session.__init__()  # type: ignore[misc]
     calls._plans.clear()
 
@@ -109,18 +108,19 @@ def listener(path: Path) -> Iterator[Listener]:
     listener.close()
 
 
-def begin(plpy: Plpy, routine: str = "vector_store_load", stage: str = "", statement: float = NOW) -> int:
-    call = calls.begin(plpy, routine, stage, "asker", statement)
-    assert call is not None
+def begin(plpy: Plpy, routine: str = "vector_store_load", stage: str = "") -> int:
+    call, error = calls.report(plpy, "begin", 0, routine, stage, "[]", 0)
+    assert error is None
+    assert isinstance(call, int)
     return call
 
 
-def stage(plpy: Plpy, call: int, name: str, model: str = "", statement: float = NOW) -> None:
-    assert calls.stage(plpy, call, name, model, "asker", statement) is True
+def stage(plpy: Plpy, call: int, name: str, model: str = "") -> None:
+    assert calls.report(plpy, "stage", call, name, model, "[]", 0) == (None, None)
 
 
-def end(plpy: Plpy, call: int, sqlstate: str = "00000") -> None:
-    assert calls.end(plpy, call, sqlstate, "asker") is True
+def end(plpy: Plpy, call: int, sqlstate: str = "00000", trace: str = "[]", began: float = 0) -> None:
+    assert calls.report(plpy, "end", call, sqlstate, "", trace, began) == (None, None)
 
 
 def end_question(plpy: Plpy, call: int, began: float, *trace: tuple[str, float]) -> None:
@@ -129,7 +129,7 @@ def end_question(plpy: Plpy, call: int, began: float, *trace: tuple[str, float])
         {"stage": stage, "ended": datetime.fromtimestamp(began + after, UTC).isoformat(), "facts": None}
         for stage, after in (("begin", 0.0), *trace)
     ]
-    assert calls.end(plpy, call, "00000", "asker", json.dumps(steps), began) is True
+    end(plpy, call, "00000", json.dumps(steps), began)
 
 
 def test_a_routine_that_lasts_tells_of_each_step(plpy: Plpy, listener: Listener) -> None:
@@ -151,7 +151,8 @@ def test_a_routine_that_lasts_tells_of_each_step(plpy: Plpy, listener: Listener)
 def test_a_question_is_one_datagram(plpy: Plpy, listener: Listener) -> None:
     began = time.time() - 0.5
     end_question(plpy, -1, began, ("discover", 0.1), ("embed", 0.1), ("search", 0.3))
-    assert listener.receive() == [([("ml_rag", "total", "00000")], None)]
+    stages = ("discover", "search", "total")
+    assert listener.receive() == [([("ml_rag", stage, "00000") for stage in stages], None)]
     times = {row["stage"]: row["total_ms"] for row in listener.counted()}
     assert set(times) == {"discover", "search", "total"}
     assert times["discover"] == pytest.approx(100, abs=1)
@@ -159,10 +160,16 @@ def test_a_question_is_one_datagram(plpy: Plpy, listener: Listener) -> None:
     assert 500 <= times["total"] < 1500
 
 
+@pytest.mark.parametrize("trace", ["7", "[7, 8]", '[{"stage": "search"}]', "[" * 5000, '[{"stage": 7, "ended": ""}]'])
+def test_a_trace_that_is_none_is_not_told(plpy: Plpy, listener: Listener, trace: str) -> None:
+    end(plpy, -1, "00000", trace, time.time())
+    assert listener.receive() == [([("ml_rag", "total", "00000")], None)]
+
+
 @pytest.mark.parametrize("began", [float("nan"), float("inf"), -1.0, 1e300])
 def test_times_that_are_none_are_not_told(plpy: Plpy, listener: Listener, began: float) -> None:
     """Any role may call what ends a call."""
-    assert calls.end(plpy, -1, "00000", "asker", '[{"stage": "begin"}]', began) is True
+    end(plpy, -1, "00000", '[{"stage": "begin"}]', began)
     assert listener.receive() == [([("ml_rag", "total", "00000")], None)]
     assert [row["stage"] for row in listener.counted()] == ["total"]
 
@@ -244,7 +251,8 @@ def test_a_stage_by_itself_is_a_call(plpy: Plpy, listener: Listener) -> None:
 
 def test_what_an_error_has_left_on_the_stack_is_counted_with_the_next_statement(plpy: Plpy, listener: Listener) -> None:
     begin(plpy, "ml_rank")
-    end(plpy, begin(plpy, "ml_generate", "generate", statement=NOW + 1))
+    plpy.now = NOW + 1
+    end(plpy, begin(plpy, "ml_generate", "generate"))
     counts = [count for told, _ in listener.receive() for count in told]
     assert ("ml_rank", "total", "other") in counts
     assert ("ml_generate", "total", "00000") in counts
@@ -273,7 +281,7 @@ def test_a_listener_that_reads_nothing_costs_no_time_and_bounded_memory(plpy: Pl
     began = time.monotonic()
     for _ in range(20_000):
         end(plpy, -1)
-    assert sum(map(len, calls.session.counts)) <= calls.MAX_WAITING
+    assert len(calls.session.counts) <= calls.MAX_COUNTS
     assert time.monotonic() - began < 20
     listener.receive()
     end(plpy, -1)
@@ -282,7 +290,7 @@ def test_a_listener_that_reads_nothing_costs_no_time_and_bounded_memory(plpy: Pl
 
 
 def test_what_waits_fits_the_datagram_that_gets_through(plpy: Plpy, listener: Listener) -> None:
-    began, trace = time.time(), [(f"stage {i}", i / 1000) for i in range(100)]
+    began, trace = time.time(), [("search", i / 1000) for i in range(100)]
     for _ in range(200):
         end_question(plpy, -1, began, *trace)
     listener.receive()
@@ -299,7 +307,7 @@ def test_stages_without_end_are_bounded(plpy: Plpy, path: Path) -> None:
         stage(plpy, call, "generate")
     assert len(calls.session.counts) <= calls.MAX_COUNTS + 1
     for _ in range(5000):
-        calls.begin(plpy, "ml_rank", "", "asker", NOW)
+        calls.begin(plpy, "ml_rank", "")
     assert len(calls.session.calls) <= calls.MAX_DEPTH
 
 
@@ -308,7 +316,7 @@ def test_an_address_that_is_none_is_not_told(plpy: Plpy) -> None:
         plpy.settings["model_server"] = address
         calls.session.check_at = 0
         end(plpy, -1)
-        assert calls.begin(plpy, "ml_rank", "", "asker", NOW) != -1
+        assert calls.begin(plpy, "ml_rank", "") != -1
 
 
 def test_off_is_noticed_and_so_is_on(plpy: Plpy, listener: Listener) -> None:
@@ -331,31 +339,17 @@ def test_settings_are_read_once_a_second(plpy: Plpy, listener: Listener) -> None
 # -- roles and errors --
 
 
-def test_a_role_that_the_session_cannot_be_again_is_asked_for_each_time(plpy: Plpy, listener: Listener) -> None:
-    plpy.may_be_again = False
-    for _ in range(3):
-        end(plpy, -1)
-    assert plpy.statements.count(calls._ROLE) == 3
-    assert calls.session.roles == {}
-
-
 def test_a_statement_that_is_to_end_does_end(plpy: Plpy, listener: Listener) -> None:
     plpy.error = "57014"
-    assert calls.begin(plpy, "ml_rank", "", "asker", NOW) is None
-    assert calls.ending() == ("57014", "canceling statement")
-    assert calls.ending() == (None, None)
-    for tell in (
-        lambda: calls.stage(plpy, -1, "embed", "m", "asker", NOW),
-        lambda: calls.end(plpy, -1, "00000", "asker"),
-    ):
+    for event, call, name in ("begin", 0, "ml_rank"), ("stage", -1, "embed"), ("end", -1, "00000"):
         calls.session.check_at = 0
-        assert tell() is None
-        assert calls.ending()[0] == "57014"
+        number, error = calls.report(plpy, event, call, name, "", "[]", 0)
+        assert number is None
+        assert json.loads(error) == {"sqlstate": "57014", "message": "canceling statement"}
     plpy.error = "53200"  # another one costs figures
     calls.session.check_at = 0
-    assert calls.begin(plpy, "ml_rank", "", "asker", NOW) is None
+    assert calls.begin(plpy, "ml_rank", "") is None
     end(plpy, -1)
-    assert calls.ending() == (None, None)
     plpy.error = None
     calls.session.check_at = 0
-    assert calls.begin(plpy, "ml_rank", "", "asker", NOW) is not None
+    assert calls.begin(plpy, "ml_rank", "") is not None

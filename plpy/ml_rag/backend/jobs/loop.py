@@ -90,7 +90,7 @@ class Session:
     def stage(self, name: str, model: str = "") -> None:
         """Tell that the call enters a stage."""
         if self.call is not None:
-            calls.stage(self.plpy, self.call, name, model, "", 0.0)
+            calls.stage(self.plpy, self.call, name, model)
 
 
 class Derived:

@@ -206,7 +206,7 @@ class Retrieval:
             raise Failed(self._with_left_out(request, self._not_found(request, found)))
         text = _document(request, found, form, self._skipped(found))
         if self._call is not None:
-            calls.end(self._plpy, self._call, SUCCESS, self._session.role, json.dumps(self._trace), self._began)
+            calls.end(self._plpy, self._call, SUCCESS, self._trace, self._began)
         return text
 
     def statement(self, question: str, options: str, vector: str | None) -> str:
@@ -770,7 +770,7 @@ class Retrieval:
 
     def _stage(self, name: str, model: str = "") -> None:
         if self._call is not None:
-            calls.stage(self._plpy, self._call, name, model, self._session.role, self._session.statement)
+            calls.stage(self._plpy, self._call, name, model)
 
     def _record(self, store: Store) -> dict[str, Any]:
         return record(store) | {"missing": self._missing.get(store)}

@@ -83,9 +83,6 @@ _run = Statements(
 class Session:
     """What the caller's session says: settings, before the function that runs this pins them."""
 
-    role: str
-    #: when its statement began, seconds since 1970
-    statement: float
     ef_search: str | None
     probes: str | None
     seqscan: str
@@ -93,8 +90,8 @@ class Session:
     @classmethod
     def of(cls, session: list[str | None]) -> Session:
         """Of ml_rag._session_settings."""
-        role, statement, ef_search, probes, seqscan = session
-        return cls(role or "", float(statement or 0), ef_search, probes, seqscan or "on")
+        ef_search, probes, seqscan = session
+        return cls(ef_search, probes, seqscan or "on")
 
 
 @dataclass(slots=True)
