@@ -24,7 +24,8 @@ _run = Statements(
         "activity": (
             """
 SELECT coalesce(json_agg(jsonb_build_object('pid', a.pid, 'datname', a.datname, 'usename', a.usename)
-    || CASE WHEN is_open THEN c.call || jsonb_build_object('role', r.rolname) ELSE '{}' END), '[]')::text AS rows
+    || CASE WHEN is_open THEN c.call || jsonb_build_object('role', r.rolname) ELSE '{}' END ORDER BY a.pid),
+    '[]')::text AS rows
 FROM jsonb_array_elements($1) AS c (call)
   CROSS JOIN jsonb_to_record(c.call) AS of (pid integer, database oid, role oid, statement float8, started float8,
     stage_started float8, done bigint, total bigint, failed bigint, progress_started float8)
@@ -42,7 +43,8 @@ WHERE NOT is_open OR is_own AND of.statement = date_part('epoch', statement_time
         # role null: one that is gone, or all that were too many to count each
         "stats": (
             """
-SELECT coalesce(json_agg(to_jsonb(s) || jsonb_build_object('role', r.rolname)), '[]')::text AS rows
+SELECT coalesce(json_agg(to_jsonb(s) || jsonb_build_object('role', r.rolname) ORDER BY s.routine, s.stage, r.rolname),
+    '[]')::text AS rows
 FROM jsonb_array_elements($1) AS c (counted)
   CROSS JOIN jsonb_populate_record(NULL::ml_rag.stats, c.counted - 'role') AS s
   LEFT JOIN pg_roles AS r ON r.oid = (c.counted ->> 'role')::oid
