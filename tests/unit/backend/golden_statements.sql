@@ -17,7 +17,6 @@ ranked AS (
 ),
 cited AS (
   SELECT * FROM ranked
-    ORDER BY place LIMIT 3
 ),
 hit AS (
   SELECT * FROM cited
@@ -50,7 +49,6 @@ threshold AS (
 cited AS (
   SELECT * FROM ranked
     WHERE distance <= (SELECT distance FROM threshold)
-    ORDER BY place LIMIT 3
 ),
 hit AS (
   SELECT * FROM cited
@@ -58,7 +56,7 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'document_id', coalesce(to_json(h.document_id), to_json(h.document_key)), 'rank', h.rank) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT distance FROM threshold), 4)::text AS threshold, (SELECT is_percentage FROM threshold) AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, (SELECT distance FROM threshold)::text AS "limit",
-  ARRAY[(SELECT count(*) < 3 FROM semantic_1)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1)]::boolean[] AS tied, ARRAY[false]::boolean[] AS missing
+  ARRAY[(SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by meaning, two stores, one read without its index, hits
@@ -90,15 +88,13 @@ ranked AS (
 ),
 cited AS (
   SELECT * FROM ranked
-    ORDER BY place LIMIT 3
 ),
 hit AS (
   SELECT * FROM cited
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook', 'kb.it''s'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
-  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT count(*) < 3 FROM semantic_1), (SELECT count(*) < 3 FROM semantic_2)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), (SELECT count(*) = 3 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_2)]::boolean[] AS tied, ARRAY[false, false]::boolean[] AS missing
+  round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  ARRAY[(SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 3 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_2)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by meaning, by an index of smaller vectors
@@ -121,15 +117,13 @@ ranked AS (
 ),
 cited AS (
   SELECT * FROM ranked
-    ORDER BY place LIMIT 3
 ),
 hit AS (
   SELECT * FROM cited
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
-  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT count(*) < 3 FROM semantic_1)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1)]::boolean[] AS tied, ARRAY[false]::boolean[] AS missing
+  round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  ARRAY[(SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by meaning, widened, citations
@@ -161,7 +155,6 @@ ranked AS (
 ),
 cited AS (
   SELECT * FROM ranked
-    ORDER BY place LIMIT 3
 ),
 range AS (
   SELECT store, document_key, min(segment_number) - 1 AS first, max(segment_number) + 1 AS last, min(place) AS best
@@ -188,8 +181,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'segment_range', json_build_array(coalesce(h.first_segment, h.segment_number), coalesce(h.last_segment, h.segment_number))) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT count(*) < 3 FROM semantic_1), (SELECT count(*) < 3 FROM semantic_2)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), (SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_2)]::boolean[] AS tied, ARRAY[false, false]::boolean[] AS missing
+  ARRAY[(SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_2)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by meaning, filtered, one store by few rows that pass
@@ -221,15 +213,13 @@ ranked AS (
 ),
 cited AS (
   SELECT * FROM ranked
-    ORDER BY place LIMIT 3
 ),
 hit AS (
   SELECT * FROM cited
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook', 'kb.it''s'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
-  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT count(*) < 3 FROM semantic_1), (SELECT count(*) < 3 FROM semantic_2)]::boolean[] AS short, ARRAY[(SELECT count(*) = 11 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), (SELECT count(*) = 11 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_2)]::boolean[] AS tied, ARRAY[false, false]::boolean[] AS missing
+  round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  ARRAY[(SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 11 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 11 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_2)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by words, without a vector
@@ -250,15 +240,13 @@ ranked AS (
 ),
 cited AS (
   SELECT * FROM ranked
-    ORDER BY place LIMIT 3
 ),
 hit AS (
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
-  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[false]::boolean[] AS short, ARRAY[false]::boolean[] AS tied, ARRAY[(SELECT count(*) < 3 AND cardinality($1) >= $4 FROM keyword_1)]::boolean[] AS missing
+  round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  ARRAY[(SELECT CASE WHEN count(*) < 3 AND cardinality($1) >= $4 THEN 'missing' END FROM keyword_1)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, weighted by how clear the arms are
@@ -322,9 +310,8 @@ hit AS (
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
-  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT count(*) < 100 FROM semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $5 FROM keyword_1)]::boolean[] AS missing
+  round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  ARRAY[(SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($2) >= $5 THEN 'missing' END FROM keyword_1)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, weighted
@@ -384,9 +371,8 @@ hit AS (
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
-  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT count(*) < 100 FROM semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $6 FROM keyword_1)]::boolean[] AS missing
+  round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  ARRAY[(SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($2) >= $6 THEN 'missing' END FROM keyword_1)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, by ranks, widened
@@ -525,9 +511,8 @@ hit AS (
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
-  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT count(*) < 100 FROM semantic_1), (SELECT count(*) < 100 FROM arm2_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), (SELECT count(*) = 104 AND max(own) <= (SELECT max(own) FROM arm2) FROM arm2_1), false]::boolean[] AS tied, ARRAY[false, false, (SELECT count(*) < 100 AND cardinality($3) >= $8 FROM arm3_1)]::boolean[] AS missing
+  round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  ARRAY[(SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(own) <= (SELECT max(own) FROM arm2) THEN 'tied' END FROM arm2_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($3) >= $8 THEN 'missing' END FROM arm3_1)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- three arms, by ranks, one by a function
@@ -672,9 +657,8 @@ hit AS (
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
-  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT count(*) < 100 FROM part1semantic_1), false, (SELECT count(*) < 100 FROM part2semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM part1semantic) FROM part1semantic_1), false, (SELECT count(*) = 104 AND max(own) <= (SELECT max(own) FROM part2semantic) FROM part2semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $12 FROM part1keyword_1), false, (SELECT count(*) < 100 AND cardinality($5) >= $13 FROM part2keyword_1)]::boolean[] AS missing
+  round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  ARRAY[(SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM part1semantic) THEN 'tied' END FROM part1semantic_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($2) >= $12 THEN 'missing' END FROM part1keyword_1), (SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(own) <= (SELECT max(own) FROM part2semantic) THEN 'tied' END FROM part2semantic_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($5) >= $13 THEN 'missing' END FROM part2keyword_1)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, a table beside a view
@@ -784,8 +768,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT count(*) < 100 FROM semantic_1), (SELECT count(*) < 100 FROM semantic_2), false, false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), (SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_2), false, false]::boolean[] AS tied, ARRAY[false, false, (SELECT count(*) < 100 AND cardinality($2) >= $7 FROM keyword_1), (SELECT count(*) < 100 AND cardinality($4) >= $8 FROM keyword_2)]::boolean[] AS missing
+  ARRAY[(SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_2), (SELECT CASE WHEN count(*) < 100 AND cardinality($2) >= $7 THEN 'missing' END FROM keyword_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($4) >= $8 THEN 'missing' END FROM keyword_2)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, partitions read one by one, one of other dimensions
@@ -845,9 +828,8 @@ hit AS (
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, to_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 2 AND t.ctid = c.row_key::tid
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.seen', 'public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
-  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT count(*) < 100 FROM semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $6 FROM keyword_2)]::boolean[] AS missing
+  round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  ARRAY[(SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($2) >= $6 THEN 'missing' END FROM keyword_2)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hits of shards, beside a table
@@ -923,9 +905,8 @@ hit AS (
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.segment AS segment, c.metadata AS metadata FROM cited AS c WHERE c.store = 2
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook', 'public.seen'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
-  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT count(*) < 100 FROM semantic_1), false, false, false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), false, false, false]::boolean[] AS tied, ARRAY[false, false, (SELECT count(*) < 100 AND cardinality($3) >= $8 FROM keyword_1), false]::boolean[] AS missing
+  round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  ARRAY[(SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), NULL, (SELECT CASE WHEN count(*) < 100 AND cardinality($3) >= $8 THEN 'missing' END FROM keyword_1), NULL]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- nodes, of segments and of documents
@@ -990,9 +971,8 @@ hit AS (
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.node, c.node_distance, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score, 'node', h.node, 'node_distance', h.node_distance) ORDER BY h.place)::text AS hits, count(*) AS n,
-  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[false, false]::boolean[] AS short, ARRAY[false, false]::boolean[] AS tied, ARRAY[(SELECT count(*) < 100 AND cardinality($1) >= $8 FROM arm1_1), (SELECT count(*) < 100 AND cardinality($4) >= $9 FROM arm2_1)]::boolean[] AS missing
+  round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  ARRAY[(SELECT CASE WHEN count(*) < 100 AND cardinality($1) >= $8 THEN 'missing' END FROM arm1_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($4) >= $9 THEN 'missing' END FROM arm2_1)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- nodes as hits, beside segments
@@ -1076,9 +1056,8 @@ hit AS (
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.node, c.node_distance, coalesce(c.node, t."segment"::text) AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'node', h.node, 'node_distance', h.node_distance) ORDER BY h.place)::text AS hits, count(*) AS n,
-  round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[false, false, (SELECT count(*) < 100 FROM arm3_1)]::boolean[] AS short, ARRAY[false, false, (SELECT count(*) = 104 AND max(own) <= (SELECT max(own) FROM arm3) FROM arm3_1)]::boolean[] AS tied, ARRAY[(SELECT count(*) < 100 AND cardinality($1) >= $9 FROM arm1_1), (SELECT count(*) < 100 AND cardinality($4) >= $10 FROM arm2_1), false]::boolean[] AS missing
+  round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  ARRAY[(SELECT CASE WHEN count(*) < 100 AND cardinality($1) >= $9 THEN 'missing' END FROM arm1_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($4) >= $10 THEN 'missing' END FROM arm2_1), (SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(own) <= (SELECT max(own) FROM arm3) THEN 'tied' END FROM arm3_1)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- keys of nodes
@@ -1099,7 +1078,7 @@ ranked AS (
   SELECT store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score, NULL::float8 AS score, place FROM semantic
 )
 SELECT coalesce(array_agg(row_key::text ORDER BY place), '{}') AS keys,
-  coalesce(array_agg(coalesce(score, distance) ORDER BY place), '{}') AS scores, ARRAY[(SELECT count(*) < 3 FROM semantic_1)]::boolean[] AS short, ARRAY[(SELECT count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1)]::boolean[] AS tied, ARRAY[false]::boolean[] AS missing
+  coalesce(array_agg(coalesce(score, distance) ORDER BY place), '{}') AS scores, ARRAY[(SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1)]::text[] AS checks
 FROM ranked;
 
 -- told what each arm has found
@@ -1167,5 +1146,5 @@ SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, (SELECT distance FROM threshold)::text AS "limit",
   ARRAY[(SELECT count(*) FROM semantic), (SELECT count(*) FROM keyword), (SELECT count(*) FROM ranked), (SELECT count(*) FROM ranked WHERE distance <= (SELECT distance FROM threshold))] AS counts, ARRAY[(SELECT count(*) FROM semantic_1), (SELECT count(*) FROM keyword_1)]::bigint[] AS found,
   json_build_array((SELECT json_agg(json_build_object('vector_store', (ARRAY['public.handbook'])[r.store], 'document_name', r.document_name, 'document_id', r.document_id, 'document_key', r.document_key, 'segment_number', r.segment_number, 'distance', r.distance) ORDER BY r.place) FROM semantic AS r), (SELECT json_agg(json_build_object('vector_store', (ARRAY['public.handbook'])[r.store], 'document_name', r.document_name, 'document_id', r.document_id, 'document_key', r.document_key, 'segment_number', r.segment_number, 'distance', r.distance, 'keyword_score', r.score) ORDER BY r.place) FROM keyword AS r), (SELECT json_agg(json_build_object('vector_store', (ARRAY['public.handbook'])[r.store], 'document_name', r.document_name, 'document_id', r.document_id, 'document_key', r.document_key, 'segment_number', r.segment_number, 'distance', r.distance, 'score', r.score, 'keyword_score', r.keyword_score) ORDER BY r.score DESC, r.distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number) FROM ranked AS r))::text AS lists,
-  ARRAY[(SELECT count(*) < 100 FROM semantic_1), false]::boolean[] AS short, ARRAY[(SELECT count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) FROM semantic_1), false]::boolean[] AS tied, ARRAY[false, (SELECT count(*) < 100 AND cardinality($2) >= $7 FROM keyword_1)]::boolean[] AS missing
+  ARRAY[(SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($2) >= $7 THEN 'missing' END FROM keyword_1)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;

@@ -233,7 +233,8 @@ class _Plan:
     def _cited(self) -> str:
         limit = "\n    WHERE distance <= (SELECT distance FROM threshold)" if self._is_limited else ""
         if len(self.shape.arms) == 1:
-            return f"SELECT * FROM ranked{limit}\n    ORDER BY place LIMIT {self.shape.n}"
+            most = f"\n    ORDER BY place LIMIT {self.shape.n}" if self.shape.arms[0].candidates > self.shape.n else ""
+            return f"SELECT * FROM ranked{limit}{most}"
         return (
             f"SELECT *, row_number() OVER () AS place FROM (\n    SELECT * FROM ranked{limit}\n"
             f"    ORDER BY score DESC, distance, {self.rows.ties} LIMIT {self.shape.n}) AS r"
@@ -380,7 +381,9 @@ class _Plan:
             }
             values = {name: values[name] for name in ("segment", "distance", "document_name", *self.shape.fields)}
         fields = ", ".join(f"'{name}', {value}" for name, value in values.items())
-        threshold, is_percentage = "(SELECT max(distance) FROM cited)", "false"
+        # hits that are widened are fewer
+        threshold = "(SELECT max(distance) FROM cited)" if self._widened_stores() else "max(h.distance)"
+        is_percentage = "false"
         if self._is_limited:
             threshold, is_percentage = (f"(SELECT {name} FROM threshold)" for name in ("distance", "is_percentage"))
         return (
@@ -392,6 +395,8 @@ class _Plan:
 
     def _told(self, store: str) -> str:
         """How near the nearest candidate is, whatever a limit leaves; how many there are, and which."""
+        if not self._is_limited and not self.shape.told:
+            return ""
         limit = "(SELECT distance FROM threshold)::text" if self._is_limited else "NULL::text"
         nearest = "(SELECT min(distance) FROM ranked)::text AS nearest"
         told = f',\n  EXISTS (SELECT FROM ranked) AS has_candidates, {nearest}, {limit} AS "limit"'
@@ -421,26 +426,27 @@ class _Plan:
         return f"{told},\n  json_build_array({', '.join(lists)})::text AS lists"
 
     def _checks(self) -> str:
-        """Of each arm in each store, by the order of arms: whether its index gave less than wanted; more rows than were
-        fetched share the last place; rows that were found elsewhere are missing, or do not pass."""
-        checks: list[tuple[str, str, str]] = []
+        """Of each arm in each store, by the order of arms: short where its index gave less than wanted; tied where more
+        rows than were fetched share the last place; missing where rows that were found elsewhere are missing, or do not
+        pass; else null."""
+        checks: list[str] = []
         for place, arm in enumerate(self.shape.arms, 1):
             name = arm.expression
             for i, source in self._of(place):
                 search = source.searches[place - 1]
-                short = tied = missing = "false"
+                check = "NULL"
                 if isinstance(search, Near):
                     by = "own" if arm.has_own_vector else "distance"
-                    short = f"(SELECT count(*) < {arm.candidates} FROM {name}_{i})"
-                    last = f"(SELECT max({by}) FROM {name})"
-                    tied = f"(SELECT count(*) = {search.limit} AND max({by}) <= {last} FROM {name}_{i})"
+                    check = (
+                        f"(SELECT CASE WHEN count(*) < {arm.candidates} THEN 'short' WHEN count(*) = {search.limit}"
+                        f" AND max({by}) <= (SELECT max({by}) FROM {name}) THEN 'tied' END FROM {name}_{i})"
+                    )
                 elif isinstance(search, Words | Nodes):
                     keys = self.slots(f"keys_{place}_{i}", "text[]")
                     given = self.slots(f"candidates_{place}_{i}", "int4")
-                    missing = f"(SELECT count(*) < {arm.candidates} AND cardinality({keys}) >= {given} FROM {name}_{i})"
-                checks.append((short, tied, missing))
-        columns = zip(*checks, strict=True)
-        return ", ".join(
-            f"ARRAY[{', '.join(column)}]::boolean[] AS {name}"
-            for name, column in zip(("short", "tied", "missing"), columns, strict=True)
-        )
+                    check = (
+                        f"(SELECT CASE WHEN count(*) < {arm.candidates} AND cardinality({keys}) >= {given}"
+                        f" THEN 'missing' END FROM {name}_{i})"
+                    )
+                checks.append(check)
+        return f"ARRAY[{', '.join(checks)}]::text[] AS checks"

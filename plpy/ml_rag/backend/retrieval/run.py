@@ -719,7 +719,7 @@ class Retrieval:
 
     def _not_found(self, request: Request, found: Found) -> dict[str, Any]:
         """The error that says that nothing is left, and why."""
-        if found.row["has_candidates"]:
+        if found.row.get("has_candidates"):
             nearest = "not known" if found.row["nearest"] is None else found.row["nearest"]
             return {
                 "sqlstate": "P0002",
@@ -760,8 +760,7 @@ class Retrieval:
 
     def _explain_steps(self, request: Request, found: Found) -> None:
         if not request.explains:
-            nearest = found.row["nearest"] and float(found.row["nearest"])
-            self._step("search", {"nearest": nearest})
+            self._step("search")
             return
         self._trace += explain.steps(self._context, request, found, self._failures)
 

@@ -392,20 +392,19 @@ class Search:
             else:
                 made = kept.statement(self._plpy, self.shape, tuple(sources), self._context.schema, ways)
                 row = made.execute(self._plpy, self.values)[0]
-            checks = zip(self.searched(sources), row["short"], row["tied"], row["missing"], strict=True)
-            failed = [check for check in checks if any(check[1:])]
+            failed = [one for one in zip(self.searched(sources), row["checks"], strict=True) if one[1]]
             if not failed:
                 return row, sources
             again = [replace(source, searches=list(source.searches)) for source in sources]  # type: ignore[arg-type]
             is_again = False
-            for (place, i), short, tied, missing in failed:
+            for (place, i), check in failed:
                 source, arm = sources[i - 1], self.shape.arms[place - 1]
                 search = source.searches[place - 1]
                 if isinstance(search, Near):
-                    other = self._read_again(source, search, arm.candidates, is_short=short, is_tied=tied)
+                    other = self._read_again(source, search, arm.candidates, check)
                     again[i - 1].searches[place - 1] = other  # type: ignore[index]
                     is_again = is_again or other != search
-                elif missing:
+                elif check == "missing":
                     is_again = self._look_again(source, place, i) or is_again
             if not is_again:
                 return row, sources
@@ -455,14 +454,14 @@ class Search:
             if source.searches[place - 1] is not None
         ]
 
-    def _read_again(self, source: Source, read: Near, n: int, *, is_short: bool, is_tied: bool) -> Near:
+    def _read_again(self, source: Source, read: Near, n: int, check: str) -> Near:
         """How a store is read again where that is needed."""
         falls_short = source.store.is_approximate
         if not source.store.is_table:
             falls_short = self._kinds[source.store]["falls_short"]
-        if is_short and read.sort == "index" and falls_short:
+        if check == "short" and read.sort == "index" and falls_short:
             return replace(read, sort="exact", quantization=None)
-        return read.further(n) if is_tied and read.sort != "total" else read
+        return read.further(n) if check == "tied" and read.sort != "total" else read
 
     def _look_again(self, source: Source, place: int, i: int) -> bool:
         """Whether another look at an index by words, or at nodes, may find more."""
