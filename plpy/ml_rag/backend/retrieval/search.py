@@ -499,10 +499,11 @@ class Search:
         # Many rows pass a filter here. The plan that is kept does not know its values: it follows the index.
         sort = "off" if any(source.condition for source in by_index) else "on"
         if "ef_search" not in index:
-            # an index goes on beyond it, but what it has gone past it does not come back to
+            # an index goes on beyond it, which takes longer, and what it has gone past it does not come back to
             for _, read in reads:
-                if read.quantization is not None:
-                    ef_search = max(int(ef_search), min(1000, read.rescored))
+                if read.sort == "index":
+                    most = read.limit if read.quantization is None else read.rescored
+                    ef_search = max(int(ef_search), min(1000, most))
         settings = str(ef_search), str(probes), seqscan, sort
         if settings != self._context.settings:
             _run(self._plpy, "settings", *settings)
