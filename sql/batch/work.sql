@@ -21,13 +21,6 @@ if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
 return GD["ml_rag"].next_step(plpy, '@vector@', job, routine, given, call, committed, found)
 $$;
 
-CREATE FUNCTION ml_rag._stop_work(job bigint) RETURNS void
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
-# purpose: forget a job that has failed, and give back what the session holds for it
-if "ml_rag" in GD:
-    GD["ml_rag"].stop_work(job)
-$$;
-
 CREATE FUNCTION ml_rag._read_by_index(statement text, given json) RETURNS json
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 -- in the order of an index or of the blocks, some rows at a time
@@ -61,22 +54,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._execute_on(shard json, statement text, given json, vectors text[], by_index boolean) RETURNS json
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the same on the worker of Citus that has a shard, one of ml_rag._filled_parts, which does not move meanwhile
-DECLARE
-  _store regclass := (shard ->> 'store')::oid;
-  _found json;
-BEGIN
-  -- ShareLock, as Citus takes for an UPDATE; it takes what is sent to the worker for a SELECT
-  PERFORM lock_shard_metadata(5, ARRAY[(shard ->> 'shard')::bigint]);
-  EXECUTE format('SELECT ml_rag._execute($1, $2, $3, $4) FROM %s AS c WHERE c.key = %L AND c.shard = %L',
-    ml_rag._calls_of(_store), shard ->> 'key', shard ->> 'shard')
-  INTO STRICT _found USING statement, given, vectors, by_index;
-  RETURN _found;
-END
-$$;
-
 CREATE FUNCTION ml_rag._work(INOUT job bigint, routine text, given jsonb, call integer, committed boolean, failure jsonb, OUT result jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: a job (null = a new one) up to where it wants to commit, or to its result; failure: of the last commit
@@ -98,14 +75,19 @@ BEGIN
       result := _step.result;
       RETURN;
     ELSIF _step.shard IS NOT NULL THEN
-      _found := ml_rag._execute_on(_step.shard, _step.statement, _step.given, _step.vectors, _step.by_index);
+      -- On the worker of Citus that has the shard, one of ml_rag._filled_parts, which does not move meanwhile. ShareLock, as Citus
+      -- takes for an UPDATE; it takes what is sent to the worker for a SELECT
+      PERFORM lock_shard_metadata(5, ARRAY[(_step.shard ->> 'shard')::bigint]);
+      EXECUTE format('SELECT ml_rag._execute($1, $2, $3, $4) FROM %s AS c WHERE c.key = %L AND c.shard = %L',
+        ml_rag._calls_of((_step.shard ->> 'store')::oid), _step.shard ->> 'key', _step.shard ->> 'shard')
+      INTO STRICT _found USING _step.statement, _step.given, _step.vectors, _step.by_index;
     ELSE
       _found := ml_rag._execute(_step.statement, _step.given, _step.vectors, _step.by_index);
     END IF;
   END LOOP;
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT;
-  PERFORM ml_rag._stop_work(job);
+  PERFORM ml_rag._python('stop_work', jsonb_build_array(job));
   IF _fallback IS NULL OR SQLSTATE IN ('57014', 'P0004') THEN
     RAISE;
   ELSIF SQLSTATE <> '55006' THEN

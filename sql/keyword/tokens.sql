@@ -247,10 +247,3 @@ COMMENT ON FUNCTION ml_rag.keyword_tokens(regconfig, text) IS
 $$the tokens that keyword search sees in a text or a query, and how often: keyword_tokens('english', 'Two words')
 The words as the text search configuration gives them; Chinese, Japanese and Korean in pairs of characters. Any text is
 safe: nothing in it is an operator. Errors: 22023 no such configuration.$$;
-
-CREATE FUNCTION ml_rag._numpy(OUT version text, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
-# purpose: the version of numpy that keyword search runs with, or why it cannot
-@BACKEND@
-return backend.numpy_version(plpy)
-$$;

@@ -168,19 +168,6 @@ $$;
 
 -- What the Python side asks of the view, without operators that the search_path of the statement could give another meaning.
 
-CREATE FUNCTION ml_rag._statement_columns() RETURNS text[]
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SET search_path FROM CURRENT AS $$
--- purpose: the names of the columns, equal ones too: those of subquery ml_rag_statement in view ml_rag_statement_columns
-DECLARE
-  _names text := substring(ml_rag._parsed('ml_rag_statement_columns')
-    from ':eref \{ALIAS :aliasname ml_rag_statement :colnames \(((?:[^()\\]|\\.)*)\)');
-BEGIN
-  RETURN ARRAY(
-    SELECT regexp_replace(substr(n.name, 2, length(n.name) - 2), '\\(.)', '\1', 'g')
-    FROM regexp_split_to_table(_names, '(?<!\\) ') WITH ORDINALITY AS n (name, place) ORDER BY n.place);
-END
-$$;
-
 CREATE FUNCTION ml_rag._statement_row() RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SET search_path FROM CURRENT AS $$
 -- purpose: an expression for a row of view ml_rag_statement as a JSON array: numbers, booleans, arrays and JSON as they are, all else as

@@ -114,18 +114,3 @@ Texts that are new or have changed, and those that failed: CALL ml_rag.refresh_n
 nodes is made what it is for the store. With "dry_run": true the result is {"parents", "model_calls"} of what waits. For the
 owner of the table; not inside a transaction block. options: SELECT * FROM ml_rag.option WHERE routine = 'refresh_node_groups'.
 result and errors: as ml_rag.create_node_group.$$;
-
-CREATE FUNCTION ml_rag._begin_filling(store regclass) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the node groups that are to be filled at the end of a load or of a vectorizer's run
-DECLARE
-  _names text[] := ARRAY(SELECT g.name FROM ml_rag._node_groups(store) AS g);
-BEGIN
-  IF cardinality(_names) > 0 AND NOT pg_has_role((SELECT c.relowner FROM pg_class AS c WHERE c.oid = store), 'USAGE') THEN
-    RAISE NOTICE USING MESSAGE = format('node groups of "%s" are not filled', store),
-      HINT = format('Its owner should CALL ml_rag.refresh_node_groups(%L);', store);
-    _names := '{}';
-  END IF;
-  RETURN jsonb_build_object('names', _names);
-END
-$$;

@@ -91,17 +91,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._lock_node_group(store regclass, name text, nodes regclass) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: one session at a time fills a node group: until the end of the transaction, and then again
-BEGIN
-  IF NOT pg_try_advisory_xact_lock(hashtextextended(format('ml_rag nodes %s', nodes::oid), 0)) THEN
-    RAISE EXCEPTION USING ERRCODE = '55006', MESSAGE = format('node group "%s" of "%s" is being filled by another session', name, store),
-      HINT = 'SELECT * FROM ml_rag.progress shows how far it is.';
-  END IF;
-END
-$$;
-
 CREATE FUNCTION ml_rag._index_group(nodes regclass, options jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the index of the embeddings, once they are there for the first time, and fresh statistics

@@ -1,17 +1,5 @@
 -- filter: which rows of a store count at all: documents, conditions, keywords.
 
-CREATE FUNCTION ml_rag._keyword_collation() RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the collation that keywords are looked up by, as SQL: the database's where it knows letters beyond ASCII
--- (that of LC_CTYPE C does not), else Unicode's. Both are deterministic, which regular expressions need, as a column's
--- own may not be.
-BEGIN
-  RETURN CASE WHEN 'é' COLLATE pg_catalog."default" ~ '[[:alnum:]]' AND lower('É' COLLATE pg_catalog."default") = 'é'
-              OR to_regcollation('pg_catalog."und-x-icu"') IS NULL
-         THEN 'pg_catalog."default"' ELSE 'pg_catalog."und-x-icu"' END;
-END
-$$;
-
 CREATE FUNCTION ml_rag._keyword_pattern(keywords text[], "collation" text) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: a regular expression that a text with one of the keywords matches: as whole words, in any case, with any
@@ -240,7 +228,10 @@ BEGIN
     condition := condition || format(' AND (%s)', _condition);
   END IF;
   IF options ?| '{required_keywords,excluded_keywords}' THEN
-    _collation := ml_rag._keyword_collation();
+    -- the database's where it knows letters beyond ASCII (that of LC_CTYPE C does not), else Unicode's: both are deterministic, which
+    -- regular expressions need, and a column's own may not be
+    _collation := CASE WHEN 'é' COLLATE pg_catalog."default" ~ '[[:alnum:]]' AND lower('É' COLLATE pg_catalog."default") = 'é'
+        OR to_regcollation('pg_catalog."und-x-icu"') IS NULL THEN 'pg_catalog."default"' ELSE 'pg_catalog."und-x-icu"' END;
     PERFORM ml_rag._check_keywords(o.key, o.value) FROM jsonb_each(options) AS o
     WHERE o.key IN ('required_keywords', 'excluded_keywords');
     FOR _condition IN SELECT k FROM jsonb_array_elements_text(options -> 'required_keywords') AS k LOOP

@@ -203,13 +203,15 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._end_load(job jsonb, outcome jsonb) RETURNS jsonb
+CREATE FUNCTION ml_rag._end_load(job jsonb, outcome jsonb, INOUT result jsonb, INOUT options jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the index, a warning for each reason for which files failed, and the result
+-- purpose: the index, a warning for each reason for which files failed, the result with that of the URIs before, and the options with
+-- the store, for the next URI
 -- Warnings go to the log of PostgreSQL, and what a parser says of a document can quote it: that is in the result only.
 DECLARE
   _store oid := (job ->> 'store')::oid;
   _reasons jsonb := ml_rag._failure_reasons(outcome -> 'failed');
+  _former jsonb := result;
   _reason record;
 BEGIN
   PERFORM pg_advisory_xact_lock(ml_rag._store_key(_store));
@@ -229,11 +231,23 @@ BEGIN
       MESSAGE = format('documents failed for %s more reasons', jsonb_array_length(_reasons) - 20),
       HINT = 'The result lists all of them under "reasons".';
   END IF;
-  outcome := outcome || jsonb_build_object('reasons', _reasons);
-  RETURN jsonb_build_object('vector_store', (
-      SELECT format('%s.%s', n.nspname, c.relname)
-      FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _store))
-    || outcome;
+  SELECT jsonb_build_object('vector_store', format('%s.%s', n.nspname, c.relname)) || outcome || jsonb_build_object('reasons', _reasons),
+    coalesce(nullif(options, 'null'), '{}') || jsonb_build_object('schema_name', n.nspname, 'table_name', c.relname)
+  INTO result, options
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _store;
+  IF _former IS NOT NULL THEN
+    result := result - 'unmatched' || jsonb_strip_nulls(jsonb_build_object('unmatched', (
+        SELECT jsonb_agg(u.name ORDER BY u.name) FROM jsonb_array_elements_text(_former -> 'unmatched') AS u (name)
+        WHERE result -> 'unmatched' ? u.name))) || jsonb_build_object(
+      'documents', (SELECT jsonb_object_agg(d.key, d.value::bigint + (_former #>> ARRAY['documents', d.key])::bigint)
+                    FROM jsonb_each_text(result -> 'documents') AS d),
+      'segments', (_former ->> 'segments')::bigint + (result ->> 'segments')::bigint,
+      'failed', (_former -> 'failed') || (result -> 'failed'),
+      'reasons', ml_rag._failure_reasons((_former -> 'failed') || (result -> 'failed')),
+      'incomplete', (_former -> 'incomplete') || (result -> 'incomplete'),
+      'lost', (_former -> 'lost') || (result -> 'lost'),
+      'seconds', (_former ->> 'seconds')::numeric + (result ->> 'seconds')::numeric);
+  END IF;
 END
 $$;
 
@@ -263,34 +277,6 @@ BEGIN
     PERFORM ml_rag._python('find_files', jsonb_build_array(u)) FROM unnest(_uris) AS u;
   END IF;
   RETURN _uris;
-END
-$$;
-
-CREATE FUNCTION ml_rag._into_same_store(options jsonb, job jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: the options of a load with the store of the URI before
-BEGIN
-  RETURN coalesce(nullif(options, 'null'), '{}') || (
-    SELECT jsonb_build_object('schema_name', n.nspname, 'table_name', c.relname)
-    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = (job ->> 'store')::oid);
-END
-$$;
-
-CREATE FUNCTION ml_rag._add_loads(a jsonb, b jsonb) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: the results of two loads into one store as one
-BEGIN
-  RETURN CASE WHEN a IS NULL THEN b ELSE b - 'unmatched' || jsonb_strip_nulls(jsonb_build_object('unmatched', (
-      SELECT jsonb_agg(u.name ORDER BY u.name) FROM jsonb_array_elements_text(a -> 'unmatched') AS u (name)
-      WHERE b -> 'unmatched' ? u.name))) || jsonb_build_object(
-    'documents', (SELECT jsonb_object_agg(d.key, d.value::bigint + (a #>> ARRAY['documents', d.key])::bigint)
-                  FROM jsonb_each_text(b -> 'documents') AS d),
-    'segments', (a ->> 'segments')::bigint + (b ->> 'segments')::bigint,
-    'failed', (a -> 'failed') || (b -> 'failed'),
-    'reasons', ml_rag._failure_reasons((a -> 'failed') || (b -> 'failed')),
-    'incomplete', (a -> 'incomplete') || (b -> 'incomplete'),
-    'lost', (a -> 'lost') || (b -> 'lost'),
-    'seconds', (a ->> 'seconds')::numeric + (b ->> 'seconds')::numeric) END;
 END
 $$;
 
@@ -333,8 +319,7 @@ BEGIN
         PERFORM ml_rag._raise(_error);
       END IF;
       PERFORM ml_rag._stage(_call, 'index');
-      result := ml_rag._add_loads(result, ml_rag._end_load(_job, _outcome));
-      _options := ml_rag._into_same_store(_options, _job);
+      SELECT e.result, e.options INTO result, _options FROM ml_rag._end_load(_job, _outcome, result, _options) AS e;
     EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
       PERFORM ml_rag._end(_call, SQLSTATE);
 @RAISE@

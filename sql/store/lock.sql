@@ -23,15 +23,15 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._lock_embedding(store regclass, name text) RETURNS void
+CREATE FUNCTION ml_rag._lock_filling(store regclass, kind text, name text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: one session at a time fills an embedding: until the end of the transaction, and then again
+-- purpose: one session at a time fills an embedding or a node group: until the end of the transaction, and then again
 DECLARE
-  _key bigint := hashtextextended(format('ml_rag embedding %s %s', store::oid, name), 0);
+  _key bigint := hashtextextended(format('ml_rag %s %s %s', kind, store::oid, name), 0);
 BEGIN
   IF NOT pg_try_advisory_xact_lock(_key) THEN
     RAISE EXCEPTION USING ERRCODE = '55006',
-      MESSAGE = format('embedding "%s" of "%s" is being filled by another session', name, store),
+      MESSAGE = format('%s "%s" of "%s" is being filled by another session', kind, name, store),
       DETAIL = format('Its lock is held by session %s.', coalesce((
         SELECT string_agg(l.pid::text, ', ' ORDER BY l.pid) FROM pg_locks AS l
         WHERE l.granted AND l.locktype = 'advisory' AND l.objsubid = 1

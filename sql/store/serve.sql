@@ -1,14 +1,5 @@
 -- serve: a store as a shard of another server's: the view beside it, and what answers requests.
 
-CREATE FUNCTION ml_rag._describe_index(index ml_rag.keyword_index) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: the keyword index of a store as it must be on all its shards
-BEGIN
-  RETURN jsonb_build_object('segment', index.segment, 'key', index.key, 'configuration', index.configuration, 'k1', index.k1,
-    'b', index.b, 'statistics', index.statistics);
-END
-$$;
-
 CREATE FUNCTION ml_rag._describe(store regclass) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: what a store and its shards must have in common
@@ -18,7 +9,7 @@ BEGIN
       WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped),
     'pgvector in schema', (SELECT e.extnamespace::regnamespace::text FROM pg_extension AS e WHERE e.extname = 'vector'),
     'embedding model', (SELECT e.model_id FROM ml_rag._embeddings(store) AS e WHERE e.is_default),
-    'keyword index', (SELECT ml_rag._describe_index(i) FROM ml_rag._keyword_index(store) AS i));
+    'keyword index', (SELECT to_jsonb(i) - '{store,secured}'::text[] FROM ml_rag._keyword_index(store) AS i));
 END
 $$;
 
@@ -76,7 +67,7 @@ BEGIN
       DETAIL = format('Got %s.', coalesce(left(request ->> 'call', 100), 'none'));
   ELSIF request ->> 'call' <> 'semantic' THEN
     SELECT i.* INTO _index FROM ml_rag._keyword_index(store) AS i;
-    _described := CASE WHEN _index.store IS NOT NULL THEN ml_rag._describe_index(_index) END;
+    _described := CASE WHEN _index.store IS NOT NULL THEN to_jsonb(_index) - '{store,secured}'::text[] END;
     IF _described IS DISTINCT FROM (SELECT jsonb_object_agg(k, request -> k)
                                     FROM unnest('{segment,key,configuration,k1,b,statistics}'::text[]) AS k) THEN
       RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" lacks the keyword index of its store', _name),

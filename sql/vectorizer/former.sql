@@ -112,32 +112,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._changed_since(relation regclass) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: SQL of the rows t whose embedding may be of a former text: those written since KEPT_UNTIL, or all
--- Transactions have numbers of 32 bits here: an old row can be taken for a new one, never the other way round.
--- Reads: the catalog
-DECLARE
-  _embedding record;
-  _kept bigint;
-BEGIN
-  SELECT a.attnum, regexp_match(ml_rag._marked_key(col_description(a.attrelid, a.attnum), 'KEPT_UNTIL'),
-      format('^%s\.%s\.(\d{1,18})$', s.system_identifier, b.oid)) AS kept
-  INTO _embedding
-  FROM pg_attribute AS a, pg_control_system() AS s, pg_database AS b
-  WHERE a.attrelid = relation AND a.attname = 'segment_embedding' AND NOT a.attisdropped AND b.datname = current_database();
-  _kept := _embedding.kept[1];
-  IF (ml_rag._embedding_trigger(relation, _embedding.attnum)).is_on THEN
-    RETURN 'false';
-  ELSIF pg_snapshot_xmax(pg_current_snapshot())::text::bigint - _kept BETWEEN 0 AND 2000000000
-    -- whose workers count transactions by themselves
-    AND NOT ml_rag._is_distributed(relation) THEN
-    RETURN format('(t.xmin::text::bigint - %s + 4294967296) %% 4294967296 < 2147483648', _kept % 4294967296);
-  END IF;
-  RETURN 'true';
-END
-$$;
-
 CREATE FUNCTION ml_rag._drop_queue(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: drop the index of the rows that wait  Writes: the table's definition, as the caller
@@ -153,12 +127,28 @@ $$;
 
 CREATE FUNCTION ml_rag._take_back_column(relation regclass, type text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: empty the embeddings that may be of a former text
--- Writes: the table, as the caller
+-- purpose: empty the embeddings that may be of a former text: those written since KEPT_UNTIL, or all. Transactions have numbers of 32
+-- bits here: an old row can be taken for a new one, never the other way round.
+-- Reads: the catalog  Writes: the table, as the caller
 DECLARE
-  _changed text := ml_rag._changed_since(relation);
+  _embedding record;
+  _kept bigint;
+  _changed text := 'true';
   _part oid;
 BEGIN
+  SELECT a.attnum, regexp_match(ml_rag._marked_key(col_description(a.attrelid, a.attnum), 'KEPT_UNTIL'),
+      format('^%s\.%s\.(\d{1,18})$', s.system_identifier, b.oid)) AS kept
+  INTO _embedding
+  FROM pg_attribute AS a, pg_control_system() AS s, pg_database AS b
+  WHERE a.attrelid = relation AND a.attname = 'segment_embedding' AND NOT a.attisdropped AND b.datname = current_database();
+  _kept := _embedding.kept[1];
+  IF (ml_rag._embedding_trigger(relation, _embedding.attnum)).is_on THEN
+    _changed := 'false';
+  ELSIF pg_snapshot_xmax(pg_current_snapshot())::text::bigint - _kept BETWEEN 0 AND 2000000000
+    -- whose workers count transactions by themselves
+    AND NOT ml_rag._is_distributed(relation) THEN
+    _changed := format('(t.xmin::text::bigint - %s + 4294967296) %% 4294967296 < 2147483648', _kept % 4294967296);
+  END IF;
   IF NOT EXISTS (SELECT FROM pg_attribute AS a
                  WHERE a.attrelid = relation AND a.attname = 'segment_embedding' AND NOT a.attisdropped) THEN
     EXECUTE format('ALTER TABLE %s ADD COLUMN segment_embedding %s', ml_rag._relation_name(relation), type);

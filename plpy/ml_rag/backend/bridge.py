@@ -210,8 +210,9 @@ def next_step(
     return step
 
 
-def stop_work(job: int | None) -> None:
-    """Forget a job that has failed."""
+@door
+def stop_work(plpy: Any, job: int | None) -> None:
+    """Forget a job that has failed, and give back what the session holds for it."""
     if "ml_rag.backend.jobs.loop" in sys.modules:
         from ml_rag.backend.jobs import loop
 
@@ -457,11 +458,10 @@ def keyword(name: str = "keyword") -> ModuleType:
                 os.environ[variable] = value
 
 
-@outcome
+@door
 def numpy_version(plpy: Any) -> str:
-    """The version of numpy that keyword search runs with."""
-    version: str = keyword().np.__version__
-    return version
+    """The version of numpy that keyword search runs with, as JSON text."""
+    return json.dumps(keyword().np.__version__)
 
 
 @outcome

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import resource
 import signal
 import time
@@ -34,6 +35,9 @@ _SETTINGS = {
     "intervalstyle": "postgres",
     "bytea_output": "hex",
 }
+
+#: of the view around the statement, as PostgreSQL writes a parsed one: the names of its columns, equal ones too
+_COLUMNS = re.compile(r":eref \{ALIAS :aliasname ml_rag_statement :colnames \(((?:[^()\\]|\\.)*)\)", re.DOTALL)
 
 _ONLY_SELECT = "only a single SELECT is allowed: no other statement, no INSERT, UPDATE or DELETE in WITH, no INTO"
 
@@ -118,7 +122,11 @@ def _decide(plpy: Any, statement: str, relations: list[int], schemas: list[str],
             raise
         outcome.reason = f"{sqlstate(e)}: {_ONLY_SELECT} ({e})"
         return
-    outcome.columns = _value(plpy, "SELECT ml_rag._statement_columns()")
+    tree = _value(plpy, "SELECT ml_rag._parsed('ml_rag_statement_columns')")
+    if found := _COLUMNS.search(tree):
+        outcome.columns = [
+            re.sub(r"\\(.)", r"\1", name[1:-1], flags=re.DOTALL) for name in re.split(r"(?<!\\) ", found[1])
+        ]
     names = ", ".join(f"c{place}" for place in range(len(outcome.columns)))
     plpy.execute(f"CREATE TEMP VIEW ml_rag_statement ({names}) AS (\n{statement}\n)")
     refusal = (

@@ -174,7 +174,9 @@ def check_keyword(connection: psycopg.Connection) -> Iterator[Finding]:
     """Keyword search: numpy in the python3 of the database server."""
 
     def numpy() -> str:
-        ((version, error),) = connection.execute("SELECT n.version, n.error FROM ml_rag._numpy() AS n").fetchall()
+        ((version, error),) = connection.execute(
+            "SELECT n.found #>> '{}', n.error FROM ml_rag._call_python('numpy_version', '[]') AS n"
+        ).fetchall()
         if version is None:
             raise _wrong(f"{error['message']}: {error['detail']}", error["hint"])
         return f"numpy {version}"

@@ -54,7 +54,7 @@ class Embedding(Derived):
         self.total = yield from self._pending()
 
     def _lock(self) -> Steps[None]:
-        yield from call("_lock_embedding(oid, text)", self._job["store"], self._job["embedding"])
+        yield from call("_lock_filling(oid, text, text)", self._job["store"], "embedding", self._job["embedding"])
 
     def _on_job(self, name: str) -> Steps[None]:
         """Run a function that takes a ml_rag._embedding_job."""

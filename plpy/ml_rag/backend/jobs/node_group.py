@@ -16,7 +16,6 @@ from ml_rag.backend.retrieval.sqltext import identifier
 _BEGIN = {
     "ml_rag.create_node_group": "_begin_node_group(oid, text, jsonb)",
     "ml_rag.refresh_node_groups": "_begin_refresh(oid, jsonb)",
-    "fill_node_groups": "_begin_filling(oid)",
 }
 #: texts of a batch: fewer where a model is asked about each
 _SIZE, _SIZE_ASKED = 100, 8
@@ -49,16 +48,25 @@ class NodeGroups(Derived):
 
     def begin(self) -> Steps[None]:
         #: names, batch_size; or counted, where that is all
-        self._given = yield Statement(function(_BEGIN[self.session.routine]), self.session.given)
+        begin = _BEGIN.get(self.session.routine)
+        self._given = {} if begin is None else (yield Statement(function(begin), self.session.given))
         self._store = json.loads(self.session.given)[0]
         found = yield from run(
             "SELECT json_build_object('owner', c.relowner::bigint, 'name', ml_rag._full_name(c.oid),"
-            " 'relation', ml_rag._relation_name(c.oid)) FROM pg_class AS c WHERE c.oid = ($1 ->> 'store')::oid",
+            " 'relation', ml_rag._relation_name(c.oid), 'is_owner', pg_has_role(c.relowner, 'USAGE'),"
+            " 'groups', ARRAY(SELECT g.name FROM ml_rag._node_groups(c.oid) AS g))"
+            " FROM pg_class AS c WHERE c.oid = ($1 ->> 'store')::oid",
             store=self._store,
         )
         self._owner, self.relation, self._relation = found["owner"], found["name"], found["relation"]
         self._names: list[str] = list(self._given.get("names", ()))
         if self.session.routine == "fill_node_groups":
+            if found["is_owner"]:
+                self._names = found["groups"]
+            elif found["groups"]:
+                name = self.session.plpy.quote_literal(self._relation)
+                hint = f"Its owner should CALL ml_rag.refresh_node_groups({name});"
+                self.session.plpy.notice(f'node groups of "{self._relation}" are not filled', hint=hint)
             # the documents are loaded, whatever becomes of their nodes
             self.session.fallback = self.session.fallback or {"result": {}, "store": self._relation}
 
@@ -77,7 +85,7 @@ class NodeGroups(Derived):
 
     def _lock(self) -> Steps[None]:
         if self._group is not None:
-            yield from call("_lock_node_group(oid, text, oid)", self._store, self._names[0], self._group["relation"])
+            yield from call("_lock_filling(oid, text, text)", self._store, "node group", self._names[0])
 
     def _say(self, stage: str) -> None:
         options = self._group["options"] if self._group else {}
