@@ -31,7 +31,7 @@ from psycopg.conninfo import make_conninfo
 from ml_rag.errors import MlRagError
 from ml_rag.integrations import gateway
 from ml_rag.integrations.database import Reader, worded
-from ml_rag.integrations.gateway import Config, digest, share
+from ml_rag.integrations.gateway import Config, connections, digest, share
 from ml_rag.integrations.gateway.answer import Answer
 from ml_rag.integrations.gateway.citations import renumbered, sources, titles, url_citations, without_list
 from ml_rag.integrations.gateway.question import BODY, question
@@ -1061,6 +1061,47 @@ def test_requests_of_a_token_that_wait_are_bounded(
         (await shares.take("a"))()
 
     asyncio.run(run())
+
+
+def ended(connection: socket.socket) -> bool:
+    """Whether the gateway closes a connection within some seconds."""
+    connection.settimeout(5)
+    try:
+        while connection.recv(4096):
+            pass
+    except ConnectionError:
+        pass
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_connections_that_send_no_request_keep_nobody_out(boats: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token is needed for them: the oldest makes room for the next, and none stays for long."""
+    monkeypatch.setattr(connections, "MOST", 8)
+    with gateway_of(boats.dsn, boats.config) as url, contextlib.ExitStack() as stack:
+        ((host, port),) = re.findall(r"//(.*):(\d+)/", url)
+
+        def begun(content: bytes) -> socket.socket:
+            connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=5))
+            connection.sendall(content)
+            return connection
+
+        half = [begun(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n") for _ in range(20)]
+        assert httpx.post(f"{url}/chat/completions", json=ASK, timeout=60).status_code == 401
+        assert ended(half[0])
+        monkeypatch.setattr(connections, "PATIENCE", 0.2)
+        late = begun(b"GET /health HTTP/1.1\r\n")
+        used = begun(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert used.recv(17) == b"HTTP/1.1 200 OK\r\n"
+        used.sendall(b"GET /health HTTP/1.1\r\n")
+        assert ended(late)
+        assert ended(used)
+        long = begun(b"GET /health HTTP/1.1\r\nX: ")
+        with contextlib.suppress(OSError):
+            for _ in range(1000):
+                long.sendall(b"a" * 65536)
+        assert ended(long)
 
 
 async def test_a_reader_says_that_its_connections_are_in_use(asker_dsn: str) -> None:

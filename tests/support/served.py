@@ -13,12 +13,12 @@ import uvicorn
 
 
 @contextlib.contextmanager
-def served(made: Callable[[int], Any]) -> Iterator[int]:
-    """The port of 127.0.0.1 at which an ASGI application answers that is made for it."""
+def served(made: Callable[[int], Any], http: Any = "auto") -> Iterator[int]:
+    """The port of 127.0.0.1 at which an ASGI application answers that is made for it. ``http``: the protocol."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(made(port), log_level="warning"))
+        server = uvicorn.Server(uvicorn.Config(made(port), http=http, log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
@@ -35,8 +35,9 @@ def served(made: Callable[[int], Any]) -> Iterator[int]:
 def gateway_of(dsn: str, config: Any, connections: int = 8) -> Iterator[str]:
     """The base URL of a gateway for OpenAI's client."""
     from ml_rag.integrations import gateway
+    from ml_rag.integrations.gateway.connections import protocol
 
-    with served(lambda _: gateway.app(dsn, config, connections)) as port:
+    with served(lambda _: gateway.app(dsn, config, connections), protocol(connections)) as port:
         yield f"http://127.0.0.1:{port}/v1"
 
 

@@ -94,6 +94,7 @@ def gateway(dsn: str, config: Path, host: str, port: int, connections: int) -> N
     import uvicorn
 
     from ml_rag.integrations.gateway import Config, app
+    from ml_rag.integrations.gateway.connections import protocol
 
     wanted = Config.read(config)
     made = app(dsn, wanted, connections)
@@ -111,7 +112,10 @@ def gateway(dsn: str, config: Path, host: str, port: int, connections: int) -> N
             if self.started:
                 click.echo(f"listening on http://{address}:{port}/v1, models: {', '.join(wanted.models)}", err=True)
 
-    server = Server(uvicorn.Config(made, host=host, port=port, log_level="warning", server_header=False))
+    bounds: Any = protocol(connections)  # uvicorn's annotation names its own only
+    server = Server(
+        uvicorn.Config(made, http=bounds, ws="none", host=host, port=port, log_level="warning", server_header=False)
+    )
     server.run()
     if not server.started:
         raise MlRagError(f"cannot listen on {address}:{port}", hint="The log above says why; --port takes another.")

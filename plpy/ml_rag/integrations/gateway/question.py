@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from ml_rag.integrations.database import PLACE
 from ml_rag.integrations.gateway.citations import without_list
 from ml_rag.integrations.gateway.refused import Refused
 
-#: bytes of a request
-BODY = 1024 * 1024
+#: bytes of a request, and seconds in which they come
+BODY, SECONDS = 1024 * 1024, 60.0
 #: earlier messages that ml_rag takes
 HISTORY = 1000
 #: no parameter takes such a number
@@ -95,11 +96,12 @@ async def read_body(request: Request) -> dict[str, Any]:
     """The JSON object that was sent. Raises Refused."""
     content = bytearray()
     try:
-        async for chunk in request.stream():
-            content += chunk
-            if len(content) > BODY:
-                raise Refused(413, f"a request has at most {BODY} bytes")
-    except ClientDisconnect:
+        async with asyncio.timeout(SECONDS):
+            async for chunk in request.stream():
+                content += chunk
+                if len(content) > BODY:
+                    raise Refused(413, f"a request has at most {BODY} bytes")
+    except (ClientDisconnect, TimeoutError):
         raise Refused(400, "the request broke off") from None
     try:
         body = json.loads(content)

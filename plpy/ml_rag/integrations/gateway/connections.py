@@ -1,0 +1,58 @@
+"""Connections to the gateway: those that send no whole request, which need no token, keep nobody else out."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from time import monotonic
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from ml_rag.integrations.gateway.question import BODY
+
+#: seconds for which a connection may be without a whole head of a request
+PATIENCE = 10.0
+#: bytes of a head
+HEAD = 64 * 1024
+#: connections at most, and descriptors that are left for all else
+MOST, OTHERS = 4096, 128
+
+
+def protocol(connections: int = 0) -> type[asyncio.Protocol]:
+    """uvicorn's protocol with these bounds. ``connections``: to the database."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST if descriptors == resource.RLIM_INFINITY else min(MOST, descriptors - OTHERS - connections)
+
+    class Protocol(AutoHTTPProtocol):  # type: ignore[valid-type,misc]
+        #: since when a head is awaited, or bytes come that are part of none yet, and how many; None: neither. Not by
+        #: uvloop's clock, which stands still while several connections come
+        _since: float | None = None
+        _loose = 0
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._since = monotonic()
+            self.loop.call_later(PATIENCE, self._look)
+            if len(self.connections) > most:
+                waiting = [other for other in self.connections if other._since is not None]
+                min(waiting, key=lambda other: other._since).transport.abort()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._since, self._loose = None, 0
+                return
+            self._since = monotonic() if self._since is None else self._since
+            self._loose += len(data)
+            # after a request it can be the rest of a body that nobody reads
+            if self._loose > (HEAD if self.cycle is None else BODY):
+                self.transport.close()
+
+        def _look(self) -> None:
+            if self._since is not None and monotonic() - self._since >= PATIENCE:
+                self.transport.abort()
+            elif self in self.connections:
+                self.loop.call_later(PATIENCE, self._look)
+
+    return Protocol
