@@ -378,6 +378,12 @@ def test_documents_are_called_by_their_titles() -> None:
     assert long.document_title == "x" * 200
 
 
+def test_a_name_that_begins_as_an_address_is_nothing_else() -> None:
+    (found,), _ = sources([{"document_name": "https://x/a b\n![c](https://evil/d)<e>`f`"}], None)
+    assert found.url == "https://x/a%20b%0A!%5Bc%5D(https://evil/d)%3Ce%3E%60f%60"
+    assert found.line == f"- [1] https://x/a b !(c)(https://evil/d)(e)'f': {found.url}"
+
+
 def test_documents_are_called_by_what_tells_them_apart() -> None:
     names = ["/x/a/1.pdf", "/y/a/1.pdf", "C:\\docs\\2.pdf", "https://example.org/a/b", "3.pdf", "/", ""]
     assert titles(names) == dict(

@@ -18,6 +18,8 @@ _MARKER = re.compile(r"\[(\d{1,3}(?:, ?\d{1,3})*)\]")
 _IS_ADDRESS = re.compile(r"https?://", re.IGNORECASE)
 #: ends a line, or begins a link or an element of a page, also in Markdown
 _NOT_SHOWN = str.maketrans("[]<>`", "()()'")
+#: the same, and what ends an address
+_NOT_OF_ADDRESSES = re.compile(r"[\s\[\]<>`\"\\]")
 _HEADING = "\n\nSources:\n"
 _LISTED = re.compile(re.escape(_HEADING) + r"(?:- \[\d+\] [^\n]*(?:\n|\Z))+\Z")
 
@@ -71,7 +73,7 @@ def _shown(text: str) -> str:
 
 def _address(name: str, form: str | None) -> str | None:
     if _IS_ADDRESS.match(name):
-        return name
+        return _NOT_OF_ADDRESSES.sub(lambda found: quote(found[0]), name)
     if form is None or not name:
         return None
     last = re.split(r"[/\\]", name)[-1]
