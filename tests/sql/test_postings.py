@@ -131,6 +131,21 @@ def test_scores_under_row_level_security(db: Database, owner: Connection, merged
         owner.execute("DROP TABLE docs")
 
 
+def test_a_session_follows_other_statistics_of_an_index(db: Database, owner: Connection) -> None:
+    """It keeps what it knows of an index; under a filter scores are by all rows that are visible, not by those that
+    pass."""
+    tenants(db, owner, "all")
+    asker = db.connect("asker")
+    options = {"filters": {"segment_number": {"lt": 3}}}
+    search(asker, "common words", 100, **options)
+    enable(owner, options=json.dumps({"statistics": "visible", "language": "simple"}))
+    found = search(asker, "common words", 100, **options)
+    with psycopg.connect(owner.info.dsn, autocommit=True) as new:
+        new.execute(sql.SQL("SET SESSION AUTHORIZATION {}").format(sql.Identifier(db.role("asker"))))
+        assert found == search(new, "common words", 100, **options)
+    assert len(found) == 3
+
+
 def test_one_whom_row_level_security_does_not_bind_sees_all(db: Database, owner: Connection) -> None:
     tenants(db, owner, "visible")
     assert len(search(owner, "zanzibar", 100)) == 6

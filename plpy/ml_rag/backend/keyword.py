@@ -35,7 +35,7 @@ Corpus = tuple[int, int, list[int]]
 TIES = 1000
 
 #: what makes an index another one
-_IDENTITY = ("segment", "key", "configuration", "beside")
+_IDENTITY = ("segment", "key", "configuration", "beside", "statistics")
 
 #: that many are looked for in the tokens of a row by PostgreSQL, whose time grows with their number
 FEW_TERMS = 32
