@@ -94,7 +94,9 @@ def measure(
         [not ask(question, _options(store, 2, **abstaining))[0]["citations"] for question in asked]
         for asked in (reported, unanswerable[:HALF])
     ]
-    for question in answerable[: max(0, VERBATIM - texts)]:
+    more = answerable[: max(0, VERBATIM - texts)]
+    total += len(more)
+    for question in more:
         ask(question, _options(store, 2))
     return Measured(
         one=statistics.mean(hits[1]),
