@@ -43,6 +43,7 @@ MAX_SEGMENTS = 100_000
 #: in place of a stage: the whole call
 TOTAL = "total"
 SUCCESS = "00000"
+CANCELLED = "57014"
 #: of a call whose session ended before it did
 TERMINATED = "terminated"
 

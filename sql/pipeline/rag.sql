@@ -170,7 +170,10 @@ BEGIN
   text := _generated.text;
   finish_reason := _generated.finish_reason;
   tokens := jsonb_build_object('prompt', _generated.prompt_tokens, 'generated', _generated.generated_tokens);
-  retrieval.trace := retrieval.trace || ROW('generate', clock_timestamp(), NULL)::ml_rag.step;
+  -- whoever asks in place of this call has it counted by the model server
+  IF (messages ? 'completion') IS NOT TRUE THEN
+    retrieval.trace := retrieval.trace || ROW('generate', clock_timestamp(), NULL)::ml_rag.step;
+  END IF;
   IF text IS NOT NULL AND request.options ?| '{grounding,min_support,remove_unsupported}' THEN
     _grounded := ml_rag._ground(text, request, retrieval.hits);
     text := _grounded.text;

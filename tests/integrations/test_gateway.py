@@ -194,6 +194,22 @@ def test_a_text_comes_as_the_model_writes_it(boats: Gateway) -> None:
     assert found.rest == whole.model_extra["ml_rag"]
 
 
+def test_the_text_of_a_stream_is_counted_with_its_tokens(boats: Gateway) -> None:
+    def counted() -> tuple[int, int]:
+        query = (
+            "SELECT coalesce(sum(calls), 0)::int, coalesce(sum(generated_tokens), 0)::int FROM ml_rag.stats"
+            " WHERE routine = 'ml_rag' AND stage = 'generate'"
+        )
+        role = boats.config.tokens[digest("token of asker")]
+        with psycopg.connect(boats.dsn, options=f"-c role={role}") as connection:
+            return connection.execute(query).fetchone() or (0, 0)
+
+    with writing(boats) as client:
+        calls, tokens = counted()
+        assert streamed(client, "boat").usage.completion_tokens == 30
+    assert counted() == (calls + 1, tokens + 30)
+
+
 @pytest.mark.parametrize("server", ["none", "unix:/no/such.sock", "http://127.0.0.1:1"])
 def test_a_text_comes_in_one_piece_where_the_model_server_is_out_of_reach(boats: Gateway, server: str) -> None:
     with writing(boats, model_server=server) as client:

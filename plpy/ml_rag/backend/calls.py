@@ -266,6 +266,14 @@ def header() -> str:
     return f"{session.head}[],{_in_flight()}]" if session.calls else ""
 
 
+def counted_as() -> list[Any] | None:
+    """What a generation is counted as that another program asks for: cluster, database, role, routine."""
+    if not session.calls:
+        return None
+    cluster, database, *_ = json.loads(f"{session.head}0]")
+    return [cluster, database, session.calls[-1].role, session.calls[-1].routine]
+
+
 def origin(plpy: Any) -> tuple[str, int]:
     """Which cluster this is, of those that share a model server, and which database of it.
 

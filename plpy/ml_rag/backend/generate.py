@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ml_rag.backend import calls
 from ml_rag.backend.client import ModelServer
 from ml_rag.errors import EngineFailed, InvalidRequest, UnknownModel, WrongTask
 
@@ -44,7 +45,8 @@ def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
         nothing = dict.fromkeys(
             ("documents_given", "documents_used", "prompt_tokens", "generated_tokens", "finish_reason", "support")
         )
-        return {"text": "", **nothing, "prompt": {"server": server.address, "completion": fields}}
+        completion = fields | {"counted_as": calls.counted_as()}
+        return {"text": "", **nothing, "prompt": {"server": server.address, "completion": completion}}
     reply = server.call("POST", "/v1/chat/completions", fields)
     try:
         text = reply["choices"][0]["message"]["content"]

@@ -184,12 +184,32 @@ class Calls:
         if former is not None and former.session != told.session:
             self._terminate(former)
         for counted in told.counts:
-            self._count(told.cluster, told.database, counted)
+            self.count(told.cluster, told.database, counted)
         if told.in_flight is not None and told.in_flight.routine in ROUTINES:
             self._in_flight[told.cluster, told.pid] = told
             if len(self._in_flight) > MAX_CALLS:
                 self._in_flight.popitem(last=False)
         return told
+
+    def count(self, cluster: str, database: int, counted: Counted) -> None:
+        """Count a stage of a call that has ended, or the call."""
+        role, routine, stage, microseconds, sqlstate, prompt, generated = counted
+        if routine not in ROUTINES or (stage != TOTAL and stage not in STAGES):
+            return
+        pair = self._pair(cluster, database, role, routine)
+        pair.prompt_tokens += prompt
+        pair.generated_tokens += generated
+        figures = pair.stages[stage]
+        if sqlstate == SUCCESS:
+            figures.add(microseconds)
+            self._seconds(routine, stage).observe(microseconds / 1e6)
+        else:
+            sqlstate = error_class(sqlstate)
+            figures.errors += 1
+        if stage == TOTAL:
+            self._ended(routine, sqlstate).inc()
+            if sqlstate != SUCCESS:
+                pair.sqlstates[sqlstate] += 1
 
     def answered(self, told: Datagram) -> None:
         """A request that told of its call has its reply: the stage that comes then has begun."""
@@ -241,30 +261,11 @@ class Calls:
             self._pairs += 1
         return found
 
-    def _count(self, cluster: str, database: int, counted: Counted) -> None:
-        role, routine, stage, microseconds, sqlstate, prompt, generated = counted
-        if routine not in ROUTINES or (stage != TOTAL and stage not in STAGES):
-            return
-        pair = self._pair(cluster, database, role, routine)
-        pair.prompt_tokens += prompt
-        pair.generated_tokens += generated
-        figures = pair.stages[stage]
-        if sqlstate == SUCCESS:
-            figures.add(microseconds)
-            self._seconds(routine, stage).observe(microseconds / 1e6)
-        else:
-            sqlstate = error_class(sqlstate)
-            figures.errors += 1
-        if stage == TOTAL:
-            self._ended(routine, sqlstate).inc()
-            if sqlstate != SUCCESS:
-                pair.sqlstates[sqlstate] += 1
-
     def _terminate(self, told: Datagram) -> None:
         if (call := told.in_flight) is not None:
             for stage in (TOTAL, call.stage):
                 counted = Counted(call.role, call.routine, stage, 0, TERMINATED, 0, 0)
-                self._count(told.cluster, told.database, counted)
+                self.count(told.cluster, told.database, counted)
 
 
 def _shown(told: Datagram, call: InFlight) -> CallInFlight:

@@ -278,6 +278,25 @@ def test_a_request_tells_of_its_call_by_a_header(server: RunningServer) -> None:
             assert http.post("/v1/embeddings", json=body, headers={"X-ML-RAG-Call": bad}).status_code == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_generation_is_counted_for_the_call_that_another_program_asks_it_for(
+    server: RunningServer, stream: bool
+) -> None:
+    body = {"model": "fake-generate", "messages": [{"role": "user", "content": "q"}], "stream": stream}
+    with client(server.socket) as http:
+        read(http, reset=True)
+        assert http.post("/v1/chat/completions", json=body).status_code == 200
+        for routine in ("ml_rag", "nonsense"):
+            counted_as = [CLUSTER, 5, 10, routine]
+            assert http.post("/v1/chat/completions", json=body | {"counted_as": counted_as}).status_code == 200
+        (row,) = read(http)["stats"]
+        assert http.post("/v1/chat/completions", json=body | {"counted_as": ["x"]}).status_code == 400
+    assert (row["role"], row["routine"], row["stage"], row["calls"], row["errors"]) == (10, "ml_rag", "generate", 1, 0)
+    assert row["prompt_tokens"] > 0
+    assert row["generated_tokens"] > 0
+    assert row["total_ms"] > 0
+
+
 def test_a_body_that_is_none_is_refused(server: RunningServer) -> None:
     with client(server.socket) as http:
         for body in ({}, {"cluster": "x", "database": 5}, {"cluster": CLUSTER, "database": -1}, [1]):

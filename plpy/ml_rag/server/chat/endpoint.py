@@ -17,7 +17,9 @@ from starlette.responses import JSONResponse, Response
 
 from ml_rag.abc import Cancelled, Delta, GenerateEngine
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError
+from ml_rag.protocol import CANCELLED, SUCCESS
 from ml_rag.server.boundary import LeasedStream
+from ml_rag.server.calls import Calls, Counted
 from ml_rag.server.cancellation import ClientGone, watch_disconnect
 from ml_rag.server.chat import extract, prompt
 from ml_rag.server.chat.citations import Verified, verify
@@ -186,6 +188,23 @@ class _Answer:
         if self._last.finish_reason is None:
             raise EngineFailed("the answer of the model is incomplete", detail="It has no end.")
 
+    async def counted(self, deltas: AsyncIterator[Delta], calls: Calls) -> AsyncIterator[Delta]:
+        """The same; at their end they are counted for the call of a session that another program generates for."""
+        began, sqlstate = time.monotonic(), CANCELLED
+        try:
+            async for delta in deltas:
+                yield delta
+            sqlstate = SUCCESS
+        except MlRagError as error:
+            sqlstate = error.sqlstate
+            raise
+        finally:
+            if self._body.counted_as is not None:
+                cluster, database, role, routine = self._body.counted_as
+                took, usage = int((time.monotonic() - began) * 1e6), self._usage
+                tokens = usage["prompt_tokens"], usage["completion_tokens"]
+                calls.count(cluster, database, Counted(role, routine, "generate", took, sqlstate, *tokens))
+
     @property
     def _usage(self) -> Usage:
         asked, answered = self._last.prompt_tokens or 0, self._last.completion_tokens or 0
@@ -300,7 +319,7 @@ async def chat_completions(request: Request) -> Response:
         else:
             items = lease.stream(_work, lease.engine, body, lease.cancelled)
         await stack.enter_async_context(aclosing(items))
-        deltas = answer.deltas(items)
+        deltas = answer.counted(answer.deltas(items), request.app.state.calls)
         first = await anext(deltas)
         if body.stream:
             headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

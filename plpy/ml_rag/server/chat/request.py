@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from ml_rag.abc import Sampling
 from ml_rag.errors import InvalidRequest
 from ml_rag.server.boundary import check_values
+from ml_rag.server.calls import Cluster, Name, Oid
 from ml_rag.server.chat import prompt
 
 
@@ -142,6 +143,8 @@ class ChatRequest(_Model):
     min_support: float | None = Field(default=None, ge=0, le=1)
     embed_model: str | None = None
     known_cosines: KnownCosines | None = None
+    #: ours: cluster, database, role and routine of the call of a session that this is the generation of
+    counted_as: tuple[Cluster, Oid, Oid, Name] | None = None
     n: Literal[1] | None = None
     logprobs: Literal[False] | None = None
     tools: Annotated[list[Any] | None, Field(max_length=0)] = None
