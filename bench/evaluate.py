@@ -14,7 +14,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -428,11 +428,13 @@ def recorded_model(
                 connection.execute("SELECT ml_rag.configure('model_server', %s)", (former,))
 
 
-def sets(data: Path, console: Console) -> list[Dataset]:
+def sets(data: Path, console: Console, wanted: Callable[[str], bool] = lambda _: True) -> list[Dataset]:
     """What can be read of the folder's folders, or the folder itself; says why the others cannot."""
     folders = [data] if any((data / name).exists() for name in ("questions.jsonl", "queries.jsonl")) else []
     found = []
-    for folder in folders or sorted(path for path in data.iterdir() if path.is_dir() and path.name != "nlsql"):
+    for folder in folders or sorted(
+        path for path in data.iterdir() if path.is_dir() and path.name != "nlsql" and wanted(path.name)
+    ):
         try:
             found.append(datasets.read(folder))
         except InvalidRequest as e:
@@ -456,11 +458,19 @@ def print_checks(found: Sequence[Check], console: Console) -> None:
 @click.option("--data", envvar="EVAL_DATA", type=click.Path(path_type=Path), required=True)
 @click.option("--output", type=click.Path(path_type=Path), default=HERE / "out" / "eval.json", show_default=True)
 @click.option("--arms", default=",".join(ARMS), show_default=True)
-def main(dsn: str, data: Path, output: Path, arms: str) -> None:
+@click.option("--only", metavar="SET,…", help="These sets; pair: two embeddings over squad2 and cmrc2018_trial.")
+def main(dsn: str, data: Path, output: Path, arms: str, only: str | None) -> None:
     console = Console(width=200)
     if not data.is_dir():
         console.print(f"nothing to evaluate: there is no folder {data}; name one with EVAL_DATA=…", highlight=False)
         return
+
+    def wanted(name: str) -> bool:
+        return only is None or name in only.split(",")
+
+    def has(name: str) -> bool:
+        return wanted(name) and (data / name).is_dir()
+
     began = time.monotonic()
     own = own_database(dsn, DATABASE)
     results: dict[str, Any] = {}
@@ -468,7 +478,7 @@ def main(dsn: str, data: Path, output: Path, arms: str) -> None:
     with connect(own) as connection, Work(Console(stderr=True)) as work:
         # of a database of its own, where routines need no schema before them
         connection.execute("RESET search_path")
-        for dataset in sets(data, console):
+        for dataset in sets(data, console, wanted):
             # in northwind the prices stand in a picture
             ocr = shutil.which("tesseract") is not None and any(isinstance(d, Path) for d in dataset.documents.values())
             options = {"language": language(dataset), "ocr": ocr or None}
@@ -515,18 +525,22 @@ def main(dsn: str, data: Path, output: Path, arms: str) -> None:
                     found += made_checks(dataset.name, measured)
             results[dataset.name] = {**result, "language": language(dataset)}
         pair = [data / name for name in ("squad2", "cmrc2018_trial")]
-        if all(folder.is_dir() for folder in pair) and extractive.is_here(connection, parts.MULTILINGUAL):
+        if (
+            wanted("pair")
+            and all(folder.is_dir() for folder in pair)
+            and extractive.is_here(connection, parts.MULTILINGUAL)
+        ):
             found += embedding_checks(connection, [datasets.read(folder) for folder in pair], work)
-        if (data / "nlsql").is_dir():
+        if has("nlsql"):
             more, results["nlsql"] = _questions_about_tables(connection, data / "nlsql")
             found += more
-        if (data / "grounding").is_dir():
+        if has("grounding"):
             found += grounding_checks(connection, data / "grounding", work)
-        if (data / "tables").is_dir():
+        if has("tables"):
             found += table_checks(data / "tables")
-        if (data / "shop").is_dir():
+        if has("shop"):
             found += rows_checks(connection, data)
-        if (data / "shop").is_dir() and (data / "recorded").is_dir():
+        if has("shop") and (data / "recorded").is_dir():
             with recorded_model(connection, data):
                 found += shop_checks(connection, data)
     print_checks(found, console)
