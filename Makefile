@@ -86,8 +86,8 @@ bench: ## measures the figures of docs/performance.md; writes bench/out/
 injection: ## measures how often the default model obeys instructions in documents; writes it into docs/security.md
 	@bash mk/injection.sh
 
-eval: ## measures the search on the public data sets (EVAL_DATA=folder: on yours); writes bench/out/eval.json
-	@bash mk/eval.sh
+eval: ## measures the search on the public data sets (EVAL_DATA=folder: on yours; SETS=squad2,shop: some); writes bench/out/eval.json
+	@bash mk/eval.sh $(if $(SETS),--only $(SETS))
 
 docs: ## docs/reference.md, docs/options.md and lists in docs/, from what the installed extension says
 	@bash mk/docs.sh
