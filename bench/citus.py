@@ -19,14 +19,11 @@ import numpy as np
 import psycopg
 
 from bench.measure import in_turn
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
 from bench.shards import CALLS, DIMENSIONS, asking, fill
-from ml_rag.testing import running_server
 from support.citus import citus
 from support.private_cluster import PG_CONFIG, PrivateCluster
 from support.processes import children
+from support.servers import running_server
 
 ROUNDS = 40
 _TICK = os.sysconf("SC_CLK_TCK")

@@ -22,7 +22,7 @@ import psycopg
 from bench.measure import Figure, in_turn, medians
 from bench.retrieval import QUESTIONS
 from ml_rag.server.catalogue import load_catalogue, models_dir
-from ml_rag.testing import remote_model, running_server, scripted_endpoint
+from support.servers import remote_model, running_server, scripted_endpoint
 
 SCHEMA = "hr_shop"
 #: the model of the recorded statements

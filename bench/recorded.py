@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ml_rag.testing import RunningServer, remote_model, running_server, scripted_endpoint
+from support.servers import RunningServer, remote_model, running_server, scripted_endpoint
 
 #: the model of the endpoint in the catalogue of ``recorded_server``
 MODEL = "recorded"

@@ -22,7 +22,7 @@ from rich.console import Console
 from bench import corpus
 from bench.common import print_table
 from bench.measure import Figure
-from ml_rag.testing import running_server
+from support.servers import running_server
 
 ROOT = Path(__file__).parents[1]
 MODEL = "all_minilm_l6_v2"

@@ -21,11 +21,8 @@ import psycopg
 
 from bench import corpus
 from bench.measure import in_turn
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
-from ml_rag.testing import running_server
 from support.private_cluster import private_cluster
+from support.servers import running_server
 from support.shards import Shard, attach, shards
 
 DIMENSIONS, ROUNDS = 384, 60

@@ -58,7 +58,7 @@ def model_server(reachable_dir: Path) -> Iterator[str]:
     if address := os.environ.get("ML_RAG_TEST_MODEL_SERVER"):
         yield address
         return
-    from ml_rag.testing import running_server
+    from support.servers import running_server
 
     # the server checks its peer's uid; the socket itself is open, since only the test knows who PostgreSQL runs as
     # and the real models are not there, also where ML_RAG_MODELS says where they are

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,9 +20,6 @@ import psycopg
 from psycopg import sql
 
 from bench.measure import in_turn
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-
 from support.private_cluster import private_cluster
 
 DIMENSIONS, MODEL = 384, "all_minilm_l6_v2"

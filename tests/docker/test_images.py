@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from ml_rag.client.worker import Metrics
 from ml_rag.server.catalogue import load_catalogue
-from ml_rag.testing import running_server
+from support.servers import running_server
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ml_rag.testing import RunningServer, running_server
 from support.cluster import Connection, Database
 from support.model_server_process import client, eventually, metric
 from support.processes import Background
+from support.servers import RunningServer, running_server
 from support.stores import error
 
 ROOT = Path(__file__).parents[2]

@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from ml_rag.ingest.formats import FORMATS
-from ml_rag.testing import RunningServer, running_server
 from support import fuzzing
 from support.mutate import mutated, seeds
+from support.servers import RunningServer, running_server
 
 FULL, SHORT = 5_000, 150
 #: documents of a request

@@ -27,9 +27,9 @@ from ml_rag.server.app import create_app
 from ml_rag.server.catalogue import load_catalogue
 from ml_rag.server.openapi import description
 from ml_rag.server.registry import Registry
-from ml_rag.testing import RunningServer, running_server
 from support import fuzzing
 from support.mutate import mutated
+from support.servers import RunningServer, running_server
 
 FULL, SHORT = 4_000, 150
 FULL_BYTES, SHORT_BYTES = 3_000, 100

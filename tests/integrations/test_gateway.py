@@ -36,9 +36,9 @@ from ml_rag.integrations.gateway.answer import Answer
 from ml_rag.integrations.gateway.citations import renumbered, sources, titles, url_citations, without_list
 from ml_rag.integrations.gateway.question import BODY, question
 from ml_rag.integrations.gateway.refused import Refused
-from ml_rag.testing import running_server
 from support.cluster import Database
 from support.served import gateway_of
+from support.servers import running_server
 from support.stores import create_store, fake_embedding
 
 ML_RAG = [sys.executable, "-c", "import sys; sys.argv[0] = 'ml-rag'; from ml_rag.cli import main; main()"]

@@ -18,10 +18,10 @@ import pytest
 
 from ml_rag.integrations.gateway import Config, chat, digest
 from ml_rag.integrations.gateway.refused import Refused
-from ml_rag.testing import running_server
 from support.cluster import Database
 from support.processes import wait_until
 from support.served import gateway_of
+from support.servers import running_server
 from support.stores import create_store, fake_embedding
 
 playwright = pytest.importorskip("playwright.sync_api")

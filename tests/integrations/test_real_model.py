@@ -17,10 +17,10 @@ from psycopg.conninfo import make_conninfo
 
 from ml_rag.integrations import langchain, llama_index, mcp
 from ml_rag.integrations.gateway import Config, digest
-from ml_rag.testing import running_server
 from support.cluster import Cluster, Database
 from support.real_model import MODEL, need_models, need_own_machine
 from support.served import explored, gateway_of
+from support.servers import running_server
 
 pytestmark = pytest.mark.models
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ml_rag.server.catalogue import load_catalogue, models_dir
-from ml_rag.testing import running_server
+from support.servers import running_server
 
 MODEL = "all_minilm_l6_v2"
 SHARED = Path(os.environ.get("ML_RAG_SHARED", Path(__file__).resolve().parents[2].parent / "shared"))

@@ -22,8 +22,8 @@ from ml_rag.server.engines import load_engine, onnx_embedder
 from ml_rag.server.engines import sentence_transformers as engine_module
 from ml_rag.server.engines.onnx_embedder import OnnxEmbedder, batches_by_length
 from ml_rag.server.pins import check_pins
-from ml_rag.testing import running_server
 from support.sandboxing import eventually
+from support.servers import running_server
 
 pytestmark = [
     pytest.mark.models,

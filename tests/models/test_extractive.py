@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ml_rag.testing import RunningServer, running_server
 from support.real_model import need_models
+from support.servers import RunningServer, running_server
 
 pytestmark = pytest.mark.models
 

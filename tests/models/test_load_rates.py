@@ -15,9 +15,9 @@ from bench.load.sessions import Call
 from psycopg.conninfo import make_conninfo
 from rich.console import Console
 
-from ml_rag.testing import running_server
 from support.cluster import Cluster
 from support.real_model import need_models, need_own_machine
+from support.servers import running_server
 
 MACHINE = {"cores": "2", "cpu": "a processor"}
 

@@ -13,9 +13,9 @@ import psycopg
 import pytest
 
 from ml_rag.server.catalogue import load_catalogue, models_dir
-from ml_rag.testing import running_server
 from support.cluster import Cluster, Connection
 from support.real_model import need_models, need_own_machine
+from support.servers import running_server
 
 SHARED = Path(os.environ.get("ML_RAG_SHARED") or Path(__file__).resolve().parents[3] / "shared") / "data"
 SAMPLES = Path(__file__).resolve().parents[2] / "docs" / "samples"

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from ml_rag.server.catalogue import load_catalogue, models_dir
-from ml_rag.testing import running_server
 from support import cross_encoder
 from support.cluster import Cluster, Connection
+from support.servers import running_server
 from support.stores import create_store, fake_embedding, search
 
 pytestmark = [

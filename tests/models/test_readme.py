@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ml_rag.testing import running_server
 from support.cluster import Cluster
 from support.programs import client
 from support.real_model import need_models, need_own_machine
+from support.servers import running_server
 
 pytestmark = pytest.mark.models
 

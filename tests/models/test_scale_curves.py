@@ -12,9 +12,9 @@ from bench.scale import page, rows, sessions, stores, tenants, tuning
 from bench.scale.setting import Setting, own_cluster
 from psycopg.conninfo import make_conninfo
 
-from ml_rag.testing import running_server
 from support.cluster import Cluster
 from support.real_model import need_models, need_own_machine
+from support.servers import running_server
 
 pytestmark = pytest.mark.models
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ml_rag.testing import running_server
 from support.canary import WORD, Canaries, canaries
 from support.office import docx, epub, odt, pptx, text_pdf, xlsx, zipped
+from support.servers import running_server
 
 __all__ = ["canaries"]
 

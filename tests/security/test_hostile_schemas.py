@@ -11,11 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from ml_rag.testing import RunningServer, running_server
 from support.cluster import Cluster, Connection
 from support.hostile_schemas import HOSTILE, LATE
 from support.processes import children, command
 from support.real_model import model_path
+from support.servers import RunningServer, running_server
 
 __all__ = ["model_path"]
 

@@ -17,11 +17,11 @@ import pytest
 
 from ml_rag.server.catalogue import load_catalogue, models_dir
 from ml_rag.server.chat import prompt
-from ml_rag.testing import running_server
 from support.canary import Canaries, canaries
 from support.cluster import Cluster, Connection, Database
 from support.hostile_server import HostileServer, completion, embeddings, hostile, reply
 from support.real_model import engine_of
+from support.servers import running_server
 from support.stores import answer, create_store, fake_embedding, search
 
 __all__ = ["canaries"]

@@ -23,13 +23,13 @@ from click.testing import CliRunner
 from psycopg.types.json import Jsonb
 
 from ml_rag.cli import main
-from ml_rag.testing import running_server
 from support.cluster import Connection, Database
 from support.documents_server import DocumentsServer
 from support.hostile_server import hostile, reply
 from support.keywords import keyword_store
 from support.loading import folder, load, loader, server, write
 from support.office import docx, text_pdf, xlsx, zipped
+from support.servers import running_server
 from support.stores import create_store
 
 __all__ = ["folder", "loader", "server"]

@@ -311,7 +311,7 @@ def test_dying_in_mid_call(behave: Callable[..., HostileServer], module_asker: C
 
 def test_server_killed_in_mid_call_and_started_again(module_db: Database, local_sockets: Path) -> None:
     """The real server, as a crash ends it; the session recovers by itself."""
-    from ml_rag.testing import running_server
+    from support.servers import running_server
 
     owner, session = module_db.connect(), module_db.connect("asker")
     path = local_sockets / "killed.sock"

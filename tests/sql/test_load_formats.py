@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ml_rag.testing import running_server
 from support.cluster import Connection
 from support.loading import counts, folder, load, loader, rows, segments, write
+from support.servers import running_server
 from support.stores import error
 
 __all__ = ["folder", "loader"]

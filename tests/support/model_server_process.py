@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ml_rag.testing import RunningServer, running_server
+from support.servers import RunningServer, running_server
 
 
 @pytest.fixture(scope="module")

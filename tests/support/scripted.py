@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ml_rag.testing import remote_model, running_server, scripted_endpoint
 from support.cluster import Database
+from support.servers import remote_model, running_server, scripted_endpoint
 
 #: the model of ``scripted_model``
 MODEL = "scripted"

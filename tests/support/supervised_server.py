@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 
-from ml_rag.testing import RunningServer, running_server
 from support.processes import children, command, wait_until
+from support.servers import RunningServer, running_server
 
 #: models whose answer does not come, and one whose answer takes its time
 CONFIG = """

@@ -16,7 +16,6 @@ from ml_rag.server.app import create_app
 from ml_rag.server.catalogue import load_catalogue
 from ml_rag.server.engines.fake import FakeEmbed
 from ml_rag.server.registry import Registry
-from ml_rag.testing import running_server
 from support.documents_app import (
     Server,
     assert_error,
@@ -27,6 +26,7 @@ from support.documents_app import (
     server,
     vectors,
 )
+from support.servers import running_server
 
 __all__ = ["server"]
 

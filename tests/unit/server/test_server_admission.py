@@ -15,8 +15,8 @@ import pytest
 from ml_rag.errors import QueueFull, retry_after, try_again
 from ml_rag.protocol import BULK, ROUTINES
 from ml_rag.server.admission import Admission, Caller, current_caller
-from ml_rag.testing import running_server
 from support.model_server_process import client
+from support.servers import running_server
 
 ONE, OTHER = ("cluster", 10), ("cluster", 11)
 

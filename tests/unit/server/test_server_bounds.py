@@ -17,7 +17,7 @@ from ml_rag.server.boundary import MAX_VALUES, check_values
 from ml_rag.server.chat.request import ChatRequest
 from ml_rag.server.routes import EmbeddingsBody, RerankBody
 from ml_rag.server.serve import MAX_HEAD_BYTES
-from ml_rag.testing import RunningServer, running_server
+from support.servers import RunningServer, running_server
 
 POST = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\n"
 

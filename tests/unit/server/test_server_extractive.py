@@ -14,7 +14,7 @@ import pytest
 from ml_rag.abc import Sampling
 from ml_rag.server.engines import extractive
 from ml_rag.server.engines.extractive import ExtractiveEngine, Question, words_of
-from ml_rag.testing import RunningServer, running_server
+from support.servers import RunningServer, running_server
 
 TRAVEL = "# Travel\n\nHotels are paid in full. The limit is 140 euros in Germany, 180 euros in London. Ask Dr. Smith."
 MEALS = (

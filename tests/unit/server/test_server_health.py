@@ -7,8 +7,8 @@ import asyncio
 import httpx
 
 from ml_rag.ingest.confinement import find_missing
-from ml_rag.testing import running_server
 from support.sandboxing import eventually
+from support.servers import running_server
 
 
 def test_health_tells_whether_parsers_are_confined() -> None:

@@ -23,7 +23,7 @@ from ml_rag.server.json_schema import (
     check_repetitions,
     check_size,
 )
-from ml_rag.testing import running_server
+from support.servers import running_server
 
 
 def deep(levels: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from ml_rag.testing import running_server
+from support.servers import running_server
 
 
 @pytest.fixture(scope="module", params=["tcp", "unix"])

@@ -19,8 +19,8 @@ from ml_rag.server.cancellation import Cancellation, ClientGone
 from ml_rag.server.catalogue import load_catalogue
 from ml_rag.server.pictures import Described, Describer, Kept, check_takes_images
 from ml_rag.server.registry import Registry
-from ml_rag.testing import remote_model
 from support.remote_endpoint import RemoteEndpoint, piece, remote, replies, streams
+from support.servers import remote_model
 
 __all__ = ["remote"]
 

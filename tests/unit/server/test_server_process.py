@@ -17,9 +17,9 @@ import httpx
 import pytest
 
 from ml_rag.server.catalogue import DEFAULT_MODELS, load_catalogue
-from ml_rag.testing import RunningServer, running_server
 from support.model_server_process import client, eventually, metric, server
 from support.processes import children, command
+from support.servers import RunningServer, running_server
 
 __all__ = ["server"]
 

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from ml_rag.server.sockets import CannotListen, bind_tcp
-from ml_rag.testing import RunningServer, running_server
 from support.model_server_process import client, eventually, metric, server
+from support.servers import RunningServer, running_server
 
 __all__ = ["server"]
 

@@ -21,6 +21,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import ml_rag
+
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
@@ -74,11 +76,11 @@ def running_server(
         command += ["--models-dir", str(models_dir)] if models_dir else []
         command += ["--fake-models"] if fake_models else []
         command += ["--listen", "127.0.0.1:0"] if tcp else []
-        package_root = str(Path(__file__).resolve().parents[1])
+        package_root = str(Path(ml_rag.__file__).resolve().parents[1])
         inherited = {name: value for name, value in os.environ.items() if name != "ML_RAG_FAKE_MODELS"}
         inherited["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
         with log_path.open("w") as log:
-            process = subprocess.Popen(  # noqa: S603 - our own command
+            process = subprocess.Popen(
                 [*prefix, *command, *arguments],
                 stdout=subprocess.PIPE,
                 stderr=log,
