@@ -139,7 +139,7 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS 
 DECLARE
   _found record := ml_rag._keyword_indexes($1);
 BEGIN
-  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+  PERFORM ml_rag._raise(_found.error);
   RETURN QUERY SELECT i.store::regclass, i.segment, i.key, i.configuration, i.k1, i.b, i.statistics, i.secured
     FROM jsonb_to_recordset(_found.indexes) AS i (store oid, segment name, key name[], configuration text,
       k1 double precision, b double precision, statistics text, secured boolean);

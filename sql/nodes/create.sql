@@ -48,7 +48,7 @@ BEGIN
     RETURN jsonb_build_object('counted', ml_rag._count_calls(store, _options, NULL));
   ELSIF _options ? 'model_id' THEN
     _error := ml_rag._too_small(_options ->> 'model_id', 'make nodes');
-    PERFORM ml_rag._raise(_error) WHERE _error IS NOT NULL;
+    PERFORM ml_rag._raise(_error);
   END IF;
   PERFORM ml_rag._make_node_group(store, _options);
   RETURN jsonb_build_object('names', ARRAY[name], 'batch_size', options -> 'batch_size');

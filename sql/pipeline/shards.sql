@@ -55,28 +55,21 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._is_silence(sqlstate text, message text, context text) RETURNS boolean
+CREATE FUNCTION ml_rag._why_silent(sqlstate text, message text, detail text, context text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: whether an error of postgres_fdw, or of Citus, says that a server does not answer: no connection, none left, shut down, or
--- its own statement_timeout or lock_timeout
--- The context of a cancel of this session begins with a statement that runs here, in which names can be anything.
+-- purpose: in one line why a server does not answer, where an error of postgres_fdw, or of Citus, says so: no connection, none
+-- left, shut down, or its own statement_timeout or lock_timeout; else null
+-- The context of a cancel of this session begins with a statement that runs here, in which names can be anything. Where no
+-- connection is made, the detail has the reason; that of an error of the server itself could have values of its rows.
 BEGIN
-  RETURN sqlstate ~ '^08' AND (message ~ 'server "|remote node ' OR context ~ 'remote SQL command')
-    OR context ~ 'remote SQL command' AND sqlstate ~ '^(57P|53300)'
-    OR context ~ '^remote SQL command: ' AND sqlstate IN ('57014', '55P03')
-    OR sqlstate = '53300' AND message ~ 'connect to server'
-    -- of Citus, where a connection that it had is lost
-    OR sqlstate = 'XX000' AND message ~ '^failure on connection marked as essential';
-END
-$$;
-
-CREATE FUNCTION ml_rag._why_silent(sqlstate text, message text, detail text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: in one line why a server does not answer, of an error for which ml_rag._is_silence holds
--- Where no connection is made, the detail has the reason; that of an error of the server itself could have values of its rows.
-BEGIN
-  RETURN left(regexp_replace(concat_ws(': ', rtrim(message, '.'), CASE WHEN sqlstate = '08001' THEN nullif(rtrim(detail, '.'), '') END),
-    '\s+', ' ', 'g'), 500);
+  RETURN CASE WHEN sqlstate ~ '^08' AND (message ~ 'server "|remote node ' OR context ~ 'remote SQL command')
+      OR context ~ 'remote SQL command' AND sqlstate ~ '^(57P|53300)'
+      OR context ~ '^remote SQL command: ' AND sqlstate IN ('57014', '55P03')
+      OR sqlstate = '53300' AND message ~ 'connect to server'
+      -- of Citus, where a connection that it had is lost
+      OR sqlstate = 'XX000' AND message ~ '^failure on connection marked as essential'
+    THEN left(regexp_replace(concat_ws(': ', rtrim(message, '.'),
+      CASE WHEN sqlstate = '08001' THEN nullif(rtrim(detail, '.'), '') END), '\s+', ' ', 'g'), 500) END;
 END
 $$;
 
@@ -86,18 +79,18 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 DECLARE
   _context text;
   _detail text;
+  _why text;
 BEGIN
   EXECUTE format('SELECT FROM %s LIMIT 1', ml_rag._relation_name(shard));
   RETURN NULL;
 EXCEPTION WHEN query_canceled OR OTHERS THEN
   GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL;
-  IF SQLSTATE = '42501' THEN
-    -- it does answer
-    RETURN NULL;
-  ELSIF NOT ml_rag._is_silence(SQLSTATE, SQLERRM, _context) THEN
+  _why := ml_rag._why_silent(SQLSTATE, SQLERRM, _detail, _context);
+  -- 42501: it does answer
+  IF _why IS NULL AND SQLSTATE <> '42501' THEN
     RAISE;
   END IF;
-  RETURN ml_rag._why_silent(SQLSTATE, SQLERRM, _detail);
+  RETURN _why;
 END
 $$;
 
@@ -106,15 +99,16 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the error that names the shard that does not answer; null = that is not what an error says
 -- Reads: the shards, as the caller
 DECLARE
+  _why text := ml_rag._why_silent(sqlstate, message, detail, context);
   _server text := substring(message FROM 'server "([^"]+)"');
   _shard record;
   _name text;
 BEGIN
-  IF NOT ml_rag._is_silence(sqlstate, message, context) THEN
+  IF _why IS NULL THEN
     RETURN NULL;
   ELSIF ml_rag._is_distributed(store.relation) THEN
     RETURN ml_rag._failure(store.vector_store, '08006', format('a worker of "%s" does not answer', store.vector_store),
-      concat(ml_rag._why_silent(sqlstate, message, detail), '.'), 'Call again when it is back.');
+      concat(_why, '.'), 'Call again when it is back.');
   ELSIF ml_rag._has_shards(store.relation) IS NOT TRUE THEN
     RETURN NULL;
   END IF;
@@ -126,7 +120,7 @@ BEGIN
   END LOOP;
   RETURN ml_rag._failure(store.vector_store, '08006',
     format('shard %s of "%s" does not answer', coalesce(_name, 'unknown'), store.vector_store),
-    concat(ml_rag._why_silent(sqlstate, message, detail), '.'), 'Search the others with "partial": true, or call again when it is back.');
+    concat(_why, '.'), 'Search the others with "partial": true, or call again when it is back.');
 END
 $$;
 

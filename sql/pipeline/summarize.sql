@@ -74,7 +74,7 @@ BEGIN
       GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT;
       _failure := ml_rag._shard_failure(_store, SQLSTATE, SQLERRM, _detail, _context);
       IF coalesce(_store.found, 'named') = 'named' OR _is_only THEN
-        PERFORM ml_rag._raise(_failure) WHERE _failure IS NOT NULL;
+        PERFORM ml_rag._raise(_failure);
         RAISE;
       ELSIF _failure IS NULL AND SQLSTATE IN ('57014', '40001') THEN
         RAISE;

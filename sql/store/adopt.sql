@@ -98,7 +98,7 @@ BEGIN
     RETURN;
   END IF;
   SELECT o.vectors, o.error INTO _found FROM ml_rag._embed(_rows.texts, model_id, 'document') AS o;
-  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+  PERFORM ml_rag._raise(_found.error);
   _other := (SELECT min(@vector@.vector_dims(e)) FROM unnest(_rows.embeddings) AS e
              WHERE @vector@.vector_dims(e) <> @vector@.vector_dims(_found.vectors[1]));
   IF _other IS NOT NULL THEN

@@ -1,18 +1,9 @@
 -- citus: a store as a distributed table of Citus: its shards, their keyword indexes, and the table by way of which they are asked.
 
-CREATE FUNCTION ml_rag._shard_key(store regclass) RETURNS name
+CREATE FUNCTION ml_rag._check_distribution(store regclass) RETURNS name
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the column by which the rows of a store go to shards: of a table with a vectorizer any of Citus's, or the first of its key
-BEGIN
-  RETURN CASE WHEN NOT ml_rag._has_vectorizer(store) THEN 'document_id'
-    WHEN ml_rag._is_distributed(store) THEN ml_rag._distribution_column(store)
-    ELSE (ml_rag._primary_key(store)).key[1] END;
-END
-$$;
-
-CREATE FUNCTION ml_rag._check_distribution(store regclass) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: that a store of the caller's can be a distributed table, and still do what it does
+-- purpose: that a store of the caller's can be a distributed table, and still do what it does; the column by which its rows go to
+-- shards: of a table with a vectorizer any of Citus's, or the first of its key
 DECLARE
   _key name;
   _why text;
@@ -21,7 +12,9 @@ BEGIN
   PERFORM ml_rag._own_table(store);
   PERFORM ml_rag._check_writable('a store cannot be distributed', store);
   PERFORM ml_rag._check_store(store, NULL) WHERE NOT ml_rag._has_vectorizer(store);
-  _key := ml_rag._shard_key(store);
+  _key := CASE WHEN NOT ml_rag._has_vectorizer(store) THEN 'document_id'
+    WHEN ml_rag._is_distributed(store) THEN ml_rag._distribution_column(store)
+    ELSE (ml_rag._primary_key(store)).key[1] END;
   IF NOT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'citus') THEN
     RAISE EXCEPTION USING ERRCODE = '0A000', MESSAGE = format('"%s" cannot be distributed', store),
       DETAIL = 'Citus is not installed in this database.', HINT = 'CREATE EXTENSION citus;';
@@ -49,6 +42,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot be distributed', store), DETAIL = _why,
       HINT = coalesce(_hint, '');
   END IF;
+  RETURN _key;
 END
 $$;
 
@@ -89,17 +83,18 @@ AS $$
 -- Writes: the store's definition, and a table beside it, as the caller
 DECLARE
   _options jsonb;
+  _key name;
   _index record;
   _missing text;
 BEGIN
   _options := ml_rag.parse_options('distribute_store', $2);
-  PERFORM ml_rag._check_distribution(store);
+  _key := ml_rag._check_distribution(store);
   SELECT i.* INTO _index FROM ml_rag._keyword_index(store) AS i;
   IF NOT ml_rag._is_distributed(store) THEN
     PERFORM ml_rag._lock_table(store, 'ACCESS EXCLUSIVE');
     PERFORM ml_rag.disable_keyword_search(store) WHERE _index.store IS NOT NULL;
     EXECUTE format('SELECT create_distributed_table(%L, %L, colocate_with => ''none'', shard_count => %s)',
-      ml_rag._full_name(store), ml_rag._shard_key(store), coalesce(_options ->> 'shard_count', current_setting('citus.shard_count')));
+      ml_rag._full_name(store), _key, coalesce(_options ->> 'shard_count', current_setting('citus.shard_count')));
     -- Citus leaves the rows in the local table, where no query sees them
     EXECUTE format('SELECT truncate_local_data_after_distributing_table(%L)', ml_rag._full_name(store));
   END IF;

@@ -386,7 +386,7 @@ BEGIN
   _job := ml_rag._load_job(store, _options ->> 'embed_model_id', _options);
   PERFORM ml_rag._stage(_call, 'load', _job #>> '{request,embed_model_id}');
   SELECT o.* INTO _outcome FROM ml_rag._load_contents(_job, names, contents) AS o;
-  PERFORM ml_rag._raise(_outcome.error) WHERE _outcome.error IS NOT NULL;
+  PERFORM ml_rag._raise(_outcome.error);
   PERFORM ml_rag._end(_call);
   RETURN _outcome.outcome;
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN

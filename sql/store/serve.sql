@@ -79,7 +79,7 @@ BEGIN
   IF request ->> 'call' = 'statistics' THEN
     SELECT s.statistics, s.error INTO _found
     FROM ml_rag._keyword_statistics(_index.store, _index.segment, _index.key, ml_rag._texts(request -> 'terms')) AS s;
-    PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+    PERFORM ml_rag._raise(_found.error);
     RETURN jsonb_build_object('statistics', _found.statistics);
   END IF;
   SELECT s.* INTO _store FROM ml_rag.discover(ARRAY[_name], NULL, NULL, request -> 'columns', NULL, true) AS s
@@ -102,7 +102,7 @@ BEGIN
   PERFORM set_config(k, request -> 'settings' ->> k, true) FROM unnest('{TimeZone,DateStyle,IntervalStyle}'::text[]) AS k;
   _found := ml_rag._compile_question('', jsonb_build_object('request', request, 'store', to_jsonb(_store), 'relation', store)::text,
     NULL, 'shard', NULL, ml_rag._session_settings());
-  PERFORM ml_rag._raise(_found.error) WHERE _found.error IS NOT NULL;
+  PERFORM ml_rag._raise(_found.error);
   RETURN _found.answer;
 EXCEPTION WHEN query_canceled OR lock_not_available THEN
   -- 57014 and 55P03 would look like those of the other server

@@ -13,7 +13,7 @@ DECLARE
 BEGIN
   _found := ml_rag._find_vectorizer(relation);
   IF _found.options ->> 'destination' = 'table' THEN
-    _store := ml_rag._find_segments(relation);
+    _store := ml_rag._segment_table(relation, true);
     _key := ml_rag._source_key(_store);
   ELSE
     _key := ml_rag._primary_key(relation);

@@ -8,32 +8,25 @@
 -- that the reader sees; its function reads the source, and is by what the table of segments is found: it follows when either
 -- table is renamed.
 
-CREATE FUNCTION ml_rag._segment_table(relation oid) RETURNS regclass
+CREATE FUNCTION ml_rag._segment_table(relation oid, must_exist boolean DEFAULT false) RETURNS regclass
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the table of segments of a table; null = it has none. Anybody may make a policy that reads another's table, so
 -- both must be of one owner  Reads: the catalog
-BEGIN
-  RETURN (
+DECLARE
+  _segments regclass := (
     SELECT p.polrelid FROM pg_depend AS f
     JOIN pg_depend AS d ON d.refclassid = 'pg_proc'::regclass AND d.refobjid = f.objid AND d.classid = 'pg_policy'::regclass
     JOIN pg_policy AS p ON p.oid = d.objid
     JOIN pg_class AS c ON c.oid = p.polrelid JOIN pg_class AS s ON s.oid = relation AND s.relowner = c.relowner
     WHERE f.classid = 'pg_proc'::regclass AND f.refclassid = 'pg_class'::regclass AND f.refobjid = relation
       AND p.polname = 'ml_rag_source' AND p.polrelid <> relation LIMIT 1);
-END
-$$;
-
-CREATE FUNCTION ml_rag._find_segments(relation regclass) RETURNS regclass
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the same, or the error
-DECLARE
-  _segments regclass := ml_rag._segment_table(relation);
 BEGIN
-  IF _segments IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the table of segments of "%s" is missing', relation),
+  IF _segments IS NULL AND must_exist THEN
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('the table of segments of "%s" is missing', relation::regclass),
       DETAIL = 'It was dropped, lost its policy "ml_rag_source", or has another owner than the table.',
-      HINT = format('First: SELECT ml_rag.drop_vectorizer(%1$L); then: SELECT ml_rag.create_vectorizer(%1$L, ''{"columns": …}'');',
-        relation);
+      HINT = format('First: SELECT ml_rag.drop_vectorizer(%1$L); '
+        'then: SELECT ml_rag.create_vectorizer(%1$L, ''{"columns": …}'');', relation::regclass);
   END IF;
   RETURN _segments;
 END
@@ -72,7 +65,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- A run may just put segments in the place of a row that waits: the first statement waits for its end, and the next ones see
 -- what it has written. document_id is the key where that is one integer, else a hash of it.
 DECLARE
-  _table regclass := ml_rag._find_segments(relation);
+  _table regclass := ml_rag._segment_table(relation, true);
   _segments text := ml_rag._full_name(_table);
   _source record := ml_rag._primary_key(relation);
   _keys record;
