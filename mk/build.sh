@@ -2,7 +2,8 @@
 # Joins the files that sql/install.sql names into the script CREATE EXTENSION runs, build/ml_rag--VERSION.sql,
 # and lays out in build/extension what is installed: with the Python of the backend and the upgrade scripts.
 # A line @BACKEND@ in a PL/Python function becomes sql/backend.py.in: the Python side of this very version, once a session.
-# A line @RAISE@ becomes sql/raise.sql.in: a public routine raises an error that it caught.
+# A line @RAISE@ becomes sql/raise.sql.in: a public routine raises an error that it caught. A line @CATCH@ is the clause that catches
+# all errors and raises them so, @CATCH_AND_END@ one that first reports the end of the routine's _call (sql/watch/track.sql).
 # A line @WORK@ becomes sql/work.sql.in: the loop of a procedure that commits.
 # @ROUTINES_OF_PIPELINE@ becomes the names of the functions that sql/pipeline makes in schema ml_rag.
 source "$(dirname "$0")/lib.sh"
@@ -33,7 +34,9 @@ with_vector() {
     printf '\n-- %s\n\n' "$file"
     with_vector "$ROOT/sql/$file"
   done <"$ROOT/sql/install.sql"
-} | sed -e "/^@WORK@\$/{r $ROOT/sql/work.sql.in" -e 'd}' | sed -e "/^@BACKEND@\$/{r $ROOT/sql/backend.py.in" -e 'd}' -e "/^@RAISE@\$/{r $ROOT/sql/raise.sql.in" -e 'd}' | sed "s/@ML_RAG_VERSION@/$VERSION/g; s/@ROUTINES_OF_PIPELINE@/$(routines_of pipeline)/" >"$target.new"
+} | sed -e 's/^@CATCH_AND_END@$/@CATCH@\n  PERFORM ml_rag._end(_call, SQLSTATE);\n@RAISE@/' -e 's/^@CATCH@$/&\n@RAISE@/' |
+  sed -e 's/^@CATCH@$/EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN/' |
+  sed -e "/^@WORK@\$/{r $ROOT/sql/work.sql.in" -e 'd}' | sed -e "/^@BACKEND@\$/{r $ROOT/sql/backend.py.in" -e 'd}' -e "/^@RAISE@\$/{r $ROOT/sql/raise.sql.in" -e 'd}' | sed "s/@ML_RAG_VERSION@/$VERSION/g; s/@ROUTINES_OF_PIPELINE@/$(routines_of pipeline)/" >"$target.new"
 mv "$target.new" "$target"
 
 stage=$ROOT/build/extension

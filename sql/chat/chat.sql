@@ -147,9 +147,7 @@ BEGIN
   _told := ml_rag._end(_call, '00000', _answered.trace, _began);
   RETURN _answered.answer || jsonb_build_object('conversation_id', _kept.conversation_id, 'message_id', _kept.message_id,
     'question', _answered.question);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_chat(text, jsonb) IS

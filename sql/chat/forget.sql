@@ -8,8 +8,7 @@ BEGIN
   UPDATE ml_rag.conversation AS c SET changed_at = '-infinity'
   WHERE c.role = current_user AND c.conversation_id = forget_conversation.conversation_id;
   RETURN FOUND;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.forget_conversation(uuid) IS
@@ -31,8 +30,7 @@ BEGIN
   UPDATE ml_rag.conversation AS c SET changed_at = '-infinity' WHERE c.role = current_user AND c.changed_at < before;
   GET DIAGNOSTICS _n = ROW_COUNT;
   RETURN _n;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.forget(timestamptz) IS

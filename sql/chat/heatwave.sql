@@ -144,9 +144,7 @@ BEGIN
     RAISE NOTICE 'heatwave_chat: answered from % segments', jsonb_array_length(output -> 'documents');
   END IF;
   _told := ml_rag._end(_call, '00000', _answered.trace, _began);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
 END
 $$;
 COMMENT ON PROCEDURE @extschema@.heatwave_chat(text, jsonb) IS

@@ -173,8 +173,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 100 AS $$
 -- No SET clause: the names in the query are the caller's. So every name here is qualified and no operator is used.
 BEGIN
   RETURN QUERY SELECT c.* FROM ml_rag._calibrate(questions, options, pg_catalog.current_setting('search_path')) AS c;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.calibrate(text, jsonb) IS

@@ -57,8 +57,7 @@ BEGIN
       t.n, t.better, t.worse
     FROM total AS t
     ORDER BY t.key LIKE '%\_ms', regexp_replace(t.key, '@.*', ''), nullif(split_part(t.key, '@', 2), '')::integer;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_compare_runs(bigint, bigint) IS

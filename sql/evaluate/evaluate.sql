@@ -86,8 +86,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 BEGIN
   UPDATE ml_rag.evaluation_run AS r SET questions = 0 WHERE r.role = current_user AND r.run_id = forget_evaluation.run_id;
   RETURN FOUND;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.forget_evaluation(bigint) IS
@@ -386,8 +385,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- No SET clause: the names in the query are the caller's. So every name here is qualified and no operator is used.
 BEGIN
   RETURN ml_rag._evaluate(questions, options, pg_catalog.current_setting('search_path'));
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_evaluate(text, jsonb) IS
@@ -413,8 +411,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'table of questions does not exist';
   END IF;
   RETURN ml_rag._evaluate(ml_rag._full_name($1), $2, 'pg_catalog, pg_temp');
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_evaluate(regclass, jsonb) IS

@@ -73,8 +73,7 @@ BEGIN
   DELETE FROM ml_rag.evaluation_run AS r WHERE r.role = forget_role.role::text;
   GET DIAGNOSTICS _runs = ROW_COUNT;
   RETURN _conversations + _runs;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.forget_role(name) IS

@@ -103,9 +103,7 @@ BEGIN
       HINT = 'The store has too few segments, or the model wrote too many that cannot be used.';
   END IF;
   PERFORM ml_rag._end(_call);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.make_questions(regclass, jsonb) IS

@@ -175,8 +175,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 15 AS $$
 -- No SET clause: the names in the query are the caller's. So every name here is qualified and no operator is used.
 BEGIN
   RETURN QUERY SELECT t.* FROM ml_rag._tune_index(store, options, pg_catalog.current_setting('search_path')) AS t;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.tune_index(regclass, jsonb) IS

@@ -65,8 +65,7 @@ BEGIN
         HINT = coalesce(_error ->> 'hint', 'ml-rag doctor checks the connection and the models.');
     END IF;
   END IF;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.configure(text, text) IS

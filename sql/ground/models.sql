@@ -4,8 +4,7 @@ CREATE FUNCTION ml_rag.model_server() RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 BEGIN
   RETURN ml_rag._python('get', '["/healthz"]');
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.model_server() IS
@@ -54,8 +53,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'unexpected reply from the model server',
       DETAIL = format('No list of models: %s.', left(SQLERRM, 200));
   END;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_supported_models() IS

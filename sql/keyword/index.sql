@@ -320,8 +320,7 @@ BEGIN
   EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', ml_rag._indexed_rows(store));
   PERFORM ml_rag._drop_keyword_triggers(store);
   PERFORM ml_rag._python('drop_keyword_index', jsonb_build_array(store::oid::bigint));
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.disable_keyword_search(regclass) IS
@@ -453,9 +452,7 @@ DECLARE
 BEGIN
   PERFORM ml_rag._index_keywords($1, $2, false, _call);
   PERFORM ml_rag._end(_call);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.enable_keyword_search(regclass, jsonb) IS
@@ -471,8 +468,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 BEGIN
   PERFORM ml_rag._own_table(store);
   PERFORM ml_rag._python('merge_own_keywords', jsonb_build_array(store::oid::bigint));
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.merge_keyword_index(regclass) IS
@@ -484,8 +480,7 @@ CREATE FUNCTION ml_rag.fold_keyword_index(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 BEGIN
   PERFORM ml_rag.merge_keyword_index(store);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.fold_keyword_index(regclass) IS

@@ -284,9 +284,7 @@ BEGIN
   _metadata := (SELECT m.metadata FROM ml_rag._schema_metadata($1, ml_rag.parse_options('ml_retrieve_schema_metadata', $2)) AS m);
   PERFORM ml_rag._end(_call);
   RETURN _metadata;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_retrieve_schema_metadata(text, jsonb) IS

@@ -52,9 +52,7 @@ BEGIN
   END IF;
   PERFORM ml_rag._end(_call);
   RETURN _answer - 'has_more';
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_nl_sql(text, jsonb) IS
@@ -82,8 +80,7 @@ BEGIN
       HINT = 'CALL nl_sql(question, NULL, options), or options => ….';
   END IF;
   output := @extschema@.ml_nl_sql($1, $3);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON PROCEDURE @extschema@.nl_sql(text, jsonb, jsonb) IS

@@ -242,8 +242,7 @@ BEGIN
   ELSIF (_group.options -> 'merge')::boolean THEN
     PERFORM ml_rag._change_merged(store, 'DROP COLUMN IF EXISTS segment_nodes');
   END IF;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.drop_node_group(regclass, text) IS

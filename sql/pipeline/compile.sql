@@ -66,8 +66,7 @@ BEGIN
   -- says what is wrong with options or question
   PERFORM ml_rag._request(query, ml_rag._parse_rag_options(options));
   RETURN ml_rag._compiled(query, options, NULL, 'statement', NULL) #>> '{}';
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.statement(text, jsonb) IS

@@ -379,8 +379,7 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 BEGIN
   SELECT n.arguments, n.condition INTO arguments, condition
   FROM ml_rag._filter_node(store, ml_rag._filter_tree(filters), parameter, coalesce(arguments, '{}')) AS n;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.condition(ml_rag.store, jsonb, text[], text) IS

@@ -69,8 +69,7 @@ BEGIN
   _found := ml_rag._discover_stores($1, $2, $3, $4, $5, $6);
   PERFORM ml_rag._raise(_found.error);
   RETURN QUERY SELECT * FROM jsonb_populate_recordset(NULL::ml_rag.store, _found.stores);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.discover(text[], text[], text[], jsonb, text, boolean) IS

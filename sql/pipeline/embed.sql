@@ -39,8 +39,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the stage: one text to its vector
 BEGIN
   RETURN (ml_rag._embed_texts(ARRAY[query], model_id, input_type, truncate))[1];
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.embed(text, text, text, boolean) IS

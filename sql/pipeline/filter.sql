@@ -246,8 +246,7 @@ BEGIN
         cardinality(arguments));
     END IF;
   END IF;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.filter(ml_rag.store, jsonb, text) IS

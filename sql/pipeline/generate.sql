@@ -72,8 +72,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the stage: the answer to a prompt, from the hits (best first) where there are any
 BEGIN
   RETURN (SELECT g.text FROM ml_rag._generate_text(prompt, options, hits, prompt_options) AS g);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.generate(text, jsonb, ml_rag.hit[], jsonb) IS
@@ -94,9 +93,7 @@ BEGIN
   _text := ml_rag.generate($1, $2);
   PERFORM ml_rag._end(_call);
   RETURN jsonb_build_object('text', _text, 'error', NULL);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_generate(text, jsonb) IS

@@ -84,9 +84,7 @@ BEGIN
   _reply := ml_rag._check_grounding(answer, _texts, _options);
   PERFORM ml_rag._end(_call);
   RETURN _reply - 'supported_text';
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_check_grounding(text, jsonb, jsonb) IS

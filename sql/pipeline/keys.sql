@@ -59,8 +59,7 @@ BEGIN
       THEN 'FILTER_KEYS=' || _keys::text END), ''));
   END IF;
   EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', ml_rag._relation_name(store), _column, _keys #>> '{}');
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.describe_filter(regclass, text, text) IS

@@ -258,9 +258,7 @@ BEGIN
       h.distance, h.metadata, h.keyword_score, h.score, h.rerank_score
     FROM unnest(_retrieval.hits) WITH ORDINALITY AS h ORDER BY h.ordinality;
   _told := ml_rag._end(_call, '00000', _retrieval.trace, _began);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_search(text, jsonb) IS
@@ -353,9 +351,7 @@ BEGIN
   _answered := ml_rag._answer($1, ml_rag._parse_rag_options($2), _call, _began);
   _told := ml_rag._end(_call, '00000', _answered.trace, _began);
   RETURN _answered.answer;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_answer(text, jsonb) IS
@@ -385,9 +381,7 @@ BEGIN
   _answered := ml_rag._answer($1, ml_rag._parse_rag_options($2) || '{"hold": true}', _call, _began);
   _told := ml_rag._end(_call, '00000', _answered.trace, _began);
   RETURN _answered.answer;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
 END
 $$;
 
@@ -399,8 +393,7 @@ AS $$
 -- MySQL's callers put the output second and the options third; with options null the third is taken for them.
 BEGIN
   output := @extschema@.ml_rag_answer($1, coalesce($2, $3));
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON PROCEDURE @extschema@.ml_rag(text, jsonb, jsonb) IS
@@ -428,8 +421,7 @@ BEGIN
     CROSS JOIN LATERAL (SELECT trim(regexp_replace(coalesce(substr(s.segment, (s.best ->> 'start')::integer + 1,
       (s.best ->> 'end')::integer - (s.best ->> 'start')::integer), s.segment), '\s+', ' ', 'g')) AS passage) AS p
     ORDER BY c.n;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_show(text, jsonb) IS

@@ -193,8 +193,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT A
 -- purpose: the stage, where it is called by itself
 BEGIN
   RETURN QUERY SELECT * FROM ml_rag._rerank(query, hits, options);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.rerank(text, ml_rag.hit[], jsonb) IS

@@ -161,9 +161,7 @@ BEGIN
       END, '{}');
   PERFORM ml_rag._end(_call);
   RETURN ml_rag._query_info(coalesce(_rewritten.question, question), _rewritten);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.rewrite(text, jsonb) IS

@@ -33,9 +33,7 @@ BEGIN
   _steps := ml_rag._python('why_not', jsonb_build_array(to_jsonb(ml_rag._request(query, _options, _call)), document, segment_number, page));
   PERFORM ml_rag._end(_call);
   RETURN QUERY SELECT * FROM jsonb_populate_recordset(NULL::ml_rag.why_step, _steps);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.why_not(text, jsonb, text, bigint, integer) IS

@@ -25,8 +25,7 @@ BEGIN
   END IF;
   PERFORM ml_rag._check_rag_options(ml_rag._options_of_setting(format('preset "%s"', name), coalesce(options, 'null')::text));
   PERFORM ml_rag._write_preset(name, options, description);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.create_preset(text, jsonb, text) IS
@@ -40,8 +39,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: a preset is gone; whether there was one
 BEGIN
   RETURN ml_rag._write_preset(name, NULL, NULL);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.drop_preset(text) IS

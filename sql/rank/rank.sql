@@ -119,9 +119,7 @@ BEGIN
   RETURN jsonb_build_object('model', _ranked.model, 'records', coalesce((
     SELECT jsonb_agg(_records[r.place] || jsonb_build_object('score', r.score) ORDER BY r.rank)
     FROM unnest(_ranked.places, _ranked.scores) WITH ORDINALITY AS r (place, score, rank)), '[]'));
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rank(text, jsonb, jsonb) IS
@@ -168,9 +166,7 @@ BEGIN
       unnest(ranked.places, ranked.scores) WITH ORDINALITY AS r (place, score, rank)
     ORDER BY r.rank;
   PERFORM ml_rag._end(_call);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rank_rows(text, text[], text[], jsonb) IS

@@ -232,8 +232,7 @@ BEGIN
       || jsonb_build_object('EMBED_MODEL_ID', _model)));
   RETURN jsonb_build_object('vector_store', ml_rag._full_name(_relation), 'made_by', _found.kind, 'embed_model_id', _model,
     'columns', _found.columns, 'checked', _sample.checked, 'least_similarity', _sample.similarity);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.adopt(regclass, jsonb) IS

@@ -109,8 +109,7 @@ BEGIN
         DETAIL = format('These have not: %s.', left(_missing, 1000)), HINT = 'The logs of the workers say why.';
     END IF;
   END IF;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.distribute_store(regclass, jsonb) IS

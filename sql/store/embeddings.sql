@@ -135,8 +135,7 @@ BEGIN
       HINT = format('When all stores have changed: SELECT ml_rag.configure(''embed_model_id'', %L);', _found.model_id);
   END IF;
   RETURN _former;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.use_embedding(regclass, text, boolean) IS
@@ -174,8 +173,7 @@ BEGIN
       EXECUTE format('DROP TRIGGER %I ON %s', _last.name, ml_rag._relation_name(store));
     END IF;
   END IF;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.drop_embedding(regclass, text) IS
@@ -213,8 +211,7 @@ BEGIN
       INTO segments, pending;
     RETURN NEXT;
   END LOOP;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.embeddings(regclass) IS

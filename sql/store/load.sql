@@ -389,9 +389,7 @@ BEGIN
   PERFORM ml_rag._raise(_outcome.error);
   PERFORM ml_rag._end(_call);
   RETURN _outcome.outcome;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.load_documents(regclass, text[], bytea[], jsonb) IS
@@ -409,8 +407,7 @@ RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 BEGIN
   RETURN ml_rag.load_documents($1, ARRAY[$2], ARRAY[$3], $4);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.load_document(regclass, text, bytea, jsonb) IS
@@ -427,8 +424,7 @@ BEGIN
   _options := ml_rag._parse_load_options('load_documents', $4);
   RETURN QUERY SELECT jsonb_array_elements_text(ml_rag._python('unchanged_contents', jsonb_build_array(
     ml_rag._load_job(store, _options ->> 'embed_model_id', _options), ARRAY(SELECT unnest(names)), ARRAY(SELECT unnest(sha256)))));
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.unchanged_documents(regclass, text[], text[], jsonb) IS

@@ -258,8 +258,7 @@ BEGIN
   END IF;
   PERFORM ml_rag._move_partition(store, (_options -> 'partition')::integer, _shard);
   RETURN _shard;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.attach_shard(regclass, name, jsonb) IS
@@ -308,8 +307,7 @@ BEGIN
   EXECUTE format('DELETE FROM %s', _shard);
   EXECUTE format('DROP FOREIGN TABLE %s', concat_ws(', ', _shard, _calls));
   RETURN _name::regclass;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.detach_shard(regclass, integer) IS

@@ -363,8 +363,7 @@ BEGIN
       EXECUTE format('ANALYZE %s', _relation);
     END LOOP;
   END IF;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 CREATE FUNCTION ml_rag.index_store(store regclass, distance_metric text, index text) RETURNS void
@@ -380,8 +379,7 @@ BEGIN
       'The type of an index is one of its keys: SELECT ml_rag.index_store(''…'', ''COSINE'', ''{"type": "hnsw"}'').');
   END;
   PERFORM ml_rag.index_store(store, distance_metric, _index);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.index_store(regclass, text, text) IS
@@ -430,8 +428,7 @@ BEGIN
   END IF;
   PERFORM ml_rag._serve(_store) WHERE (_options -> 'shard')::boolean;
   RETURN _store;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.create_store(text, jsonb) IS
@@ -449,8 +446,7 @@ BEGIN
   RETURN QUERY EXECUTE format(
     'SELECT DISTINCT s.document_name::text FROM %s AS s WHERE starts_with(s.document_name, $1)',
     ml_rag._relation_name(store)) USING prefix;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.documents_below(regclass, text) IS
@@ -472,8 +468,7 @@ BEGIN
     SELECT count(DISTINCT g.document_name) FROM gone AS g$sql$, ml_rag._relation_name(store))
   INTO _n USING names;
   RETURN _n;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.remove_documents(regclass, text[]) IS

@@ -111,8 +111,7 @@ BEGIN
   GET DIAGNOSTICS _n = ROW_COUNT;
   PERFORM pg_notify('ml_rag_vectorizer', '');
   RETURN _n;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.retry_vectorizer(regclass) IS

@@ -178,8 +178,7 @@ BEGIN
   END IF;
   RAISE NOTICE USING MESSAGE = format('the rows of "%s" are embedded by the next run', relation),
     HINT = format('CALL ml_rag.run_vectorizer(%L), or ml-rag worker.', relation);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.create_vectorizer(regclass, jsonb) IS
@@ -239,8 +238,7 @@ BEGIN
   END IF;
   EXECUTE format('ALTER TABLE %s DROP COLUMN IF EXISTS segment, DROP COLUMN IF EXISTS document_name,'
     ' DROP COLUMN IF EXISTS segment_embedding', _relation);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.drop_vectorizer(regclass, jsonb) IS

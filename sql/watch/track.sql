@@ -6,9 +6,7 @@
 --     PERFORM ml_rag._stage(_call, 'generate', _model);
 --     …
 --     PERFORM ml_rag._end(_call);
---   EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
---     PERFORM ml_rag._end(_call, SQLSTATE);
---   @RAISE@
+--   @CATCH_AND_END@
 --   END
 -- backend/calls.py reports it to the model server; protocol.py has the names of routines and stages.
 --

@@ -88,8 +88,7 @@ BEGIN
     PERFORM ml_rag._raise(_reset.error);
   END IF;
   RETURN to_timestamp(_reset.since);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-@RAISE@
+@CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.reset_stats() IS
