@@ -415,6 +415,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- Wherever Citus creates a shard or moves it to, it gives it the triggers of its table, and sets their state last. The argument of the
 -- trigger that is for replicas says which index. It notes the rows that are written to a shard while that is moved.
 -- Runs as the role that alters the table, which may have no privilege on ml_rag: so ml_rag is used only for tables with that trigger.
+-- Anybody can make such a trigger on a table of their own. A shard is altered by its owner; a superuser, say, must not read what the
+-- owner of the schema puts in the place of the table: it is read by its name.
 -- Reads: the shard, as the caller
 DECLARE
   _shard regclass;
@@ -428,7 +430,10 @@ BEGIN
     JOIN pg_namespace AS n ON n.oid = p.pronamespace AND n.nspname = 'ml_rag'
     WHERE t.tgenabled = 'R' AND t.tgnargs = 1
   LOOP
-    IF NOT EXISTS (SELECT FROM ml_rag._keyword_index(_shard)) THEN
+    IF NOT ml_rag._are_trusted(ARRAY[_shard::oid]) THEN
+      RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('shard "%s" gets no keyword index', _shard),
+        DETAIL = 'It is altered by a role that does not trust its owner or that of its schema.';
+    ELSIF NOT EXISTS (SELECT FROM ml_rag._keyword_index(_shard)) THEN
       PERFORM ml_rag._python('build_keyword_index', jsonb_build_array(
         to_jsonb(ml_rag._keyword_definition(_shard, _options::jsonb)) || jsonb_build_object('store', _shard::oid::bigint), NULL));
       -- that one Citus keeps to itself
