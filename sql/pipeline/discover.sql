@@ -67,7 +67,9 @@ DECLARE
   _found record;
 BEGIN
   _found := ml_rag._discover_stores($1, $2, $3, $4, $5, $6);
-  PERFORM ml_rag._raise(_found.error);
+  IF _found.error IS NOT NULL THEN
+    PERFORM ml_rag._raise(_found.error);
+  END IF;
   RETURN QUERY SELECT * FROM jsonb_populate_recordset(NULL::ml_rag.store, _found.stores);
 @CATCH@
 END

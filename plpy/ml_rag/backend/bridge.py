@@ -44,8 +44,8 @@ def as_jsonb(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError as e:
         raise EngineFailed("unexpected reply from the model server", detail=f"No JSON: {e}.") from None
-    # an escaped NUL, but not an escaped backslash before the letters u0000
-    text = re.sub(r"(?<!\\)((?:\\\\)*)\\u0000", r"\1", text)
+    if "\\u0000" in text:  # an escaped NUL, but not an escaped backslash before the letters u0000
+        text = re.sub(r"(?<!\\)((?:\\\\)*)\\u0000", r"\1", text)
     return text.encode("utf-8", "replace").decode()
 
 
