@@ -138,11 +138,16 @@ class Search:
         self._context, self._plpy = context, context.plpy
         self.request, self.question, self.vectors = request, question, vectors
         self._missing, self._corpus = missing, corpus
-        arms = tuple(
-            replace(arm, has_own_vector=True) if vectors.is_own(place) else arm
-            for place, arm in enumerate(request.shape.arms, 1)
-        )
-        self.shape = replace(request.shape, arms=arms, has_vector=vectors.question is not None)
+        shape = request.shape
+        if vectors.own or vectors.embeddings:
+            arms = tuple(
+                replace(arm, has_own_vector=True) if vectors.is_own(place) else arm
+                for place, arm in enumerate(shape.arms, 1)
+            )
+            shape = replace(shape, arms=arms)
+        if shape.has_vector != (vectors.question is not None):
+            shape = replace(shape, has_vector=not shape.has_vector)
+        self.shape = shape
         self.values = {"nothing": None, "read_bytes": None} | request.values | vectors.values
         for place, limit in vectors.read_bytes.items():
             self.values["read_bytes" if place == 0 else f"read_bytes_{place}"] = limit
@@ -233,14 +238,16 @@ class Search:
         read = Near.first(arm.candidates)
         if source.condition:
             read = Near.filtered(arm.candidates, is_narrow=source.is_narrow)
-        own_way: dict[str, Any] = {"embedding": embedding, "slot": self.vectors.slot(place, source.store)}
+        read = replace(read, embedding=embedding, slot=self.vectors.slot(place, source.store))
         if read.sort == "exact" or self.request.index.get("exact"):
-            return source, replace(read, sort="exact", **own_way)
+            return source, replace(read, sort="exact")
         quantization = self._quantization(source, embedding)
+        if quantization is None:
+            return source, read
         tuned = source.store.tuned if embedding is None else None
         kept = tuned.rescore if tuned is not None and quantization == "binary" else None
         rescore = self.request.index.get("rescore") or kept
-        return source, replace(read, quantization=quantization, rescore=rescore, **own_way)
+        return source, replace(read, quantization=quantization, rescore=rescore)
 
     def _quantization(self, source: Source, embedding: Embedding | None) -> str | None:
         """halfvec or binary where only an index of such vectors serves the metric."""
