@@ -25,31 +25,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._tuning_vectors(store ml_rag.store, own jsonb, path text) RETURNS @vector@.vector[]
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the vectors that are searched with: of the questions, or of segments taken at random
--- Reads: the store or what the caller names, as the caller
-DECLARE
-  _rows jsonb;
-  _vectors @vector@.vector[];
-BEGIN
-  IF own ? 'questions' THEN
-    _rows := ml_rag._read_questions(own ->> 'questions', path);
-    IF _rows -> 0 ? 'query_embedding' THEN
-      RETURN ARRAY(SELECT ml_rag._vector(r.value -> 'query_embedding')
-                   FROM jsonb_array_elements(_rows) WITH ORDINALITY AS r (value, place) ORDER BY r.place);
-    END IF;
-    _rows := ml_rag._check_questions(_rows, ml_rag.parse_options('evaluation_columns', NULL), '{}');
-    RETURN ml_rag._embed_texts(ARRAY(SELECT r.value ->> 'question'
-      FROM jsonb_array_elements(_rows) WITH ORDINALITY AS r (value, place) ORDER BY r.place), store.embed_model_id);
-  END IF;
-  EXECUTE format('SELECT array_agg(s.vector ORDER BY s.vector) FROM (SELECT t.%1$I::@vector@.vector AS vector FROM %2$s AS t
-      WHERE t.%1$I IS NOT NULL AND t.%3$I IS NOT NULL ORDER BY random() LIMIT $1) AS s',
-    store.segment_embedding, ml_rag._rows_of(store), store.segment) INTO _vectors USING (own ->> 'sample')::bigint;
-  RETURN _vectors;
-END
-$$;
-
 CREATE FUNCTION ml_rag._tune_index(relation regclass, options jsonb, path text)
 RETURNS TABLE (ef_search integer, probes integer, rescore integer, recall float8, milliseconds float8, is_kept boolean)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
@@ -64,6 +39,7 @@ DECLARE
   _store ml_rag.store;
   _index record;
   _request ml_rag.request;
+  _given jsonb;
   _vectors @vector@.vector[];
   _settings jsonb[];
   _began timestamptz;
@@ -98,7 +74,21 @@ BEGIN
     'vector_store', jsonb_build_array(_name), 'n_citations', (_own ->> 'n_citations')::integer + _itself,
     'distance_metric', _own -> 'distance_metric', 'retrieval_options', '{"segment_overlap": 0}'::jsonb))), '{"max_distance": null}');
   PERFORM ml_rag._progress(_call, _name, 'reading questions');
-  _vectors := ml_rag._tuning_vectors(_store, _own, path);
+  IF _own ? 'questions' THEN
+    _given := ml_rag._read_questions(_own ->> 'questions', path);
+    IF _given -> 0 ? 'query_embedding' THEN
+      _vectors := ARRAY(SELECT ml_rag._vector(r.value -> 'query_embedding')
+                        FROM jsonb_array_elements(_given) WITH ORDINALITY AS r (value, place) ORDER BY r.place);
+    ELSE
+      _given := ml_rag._check_questions(_given, ml_rag.parse_options('evaluation_columns', NULL), '{}');
+      _vectors := ml_rag._embed_texts(ARRAY(SELECT r.value ->> 'question'
+        FROM jsonb_array_elements(_given) WITH ORDINALITY AS r (value, place) ORDER BY r.place), _store.embed_model_id);
+    END IF;
+  ELSE -- segments taken at random
+    EXECUTE format('SELECT array_agg(s.vector ORDER BY s.vector) FROM (SELECT t.%1$I::@vector@.vector AS vector FROM %2$s AS t
+        WHERE t.%1$I IS NOT NULL AND t.%3$I IS NOT NULL ORDER BY random() LIMIT $1) AS s',
+      _store.segment_embedding, ml_rag._rows_of(_store), _store.segment) INTO _vectors USING (_own ->> 'sample')::bigint;
+  END IF;
   IF _vectors IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = 'P0002', MESSAGE = format('%s has no segments', _store.vector_store),
       HINT = 'Load documents, then call it again.';

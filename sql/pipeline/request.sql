@@ -85,6 +85,9 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 DECLARE
   _parsed jsonb := ml_rag.parse_options('ml_rag', $1);
   _object text;
+  _fields CONSTANT text[] := '{document_id,segment_number,vector_store,metadata,score,keyword_score,rerank_score,rank,'
+    'segment_range,highlights,node,node_distance}';
+  _names text[];
   _is_limited boolean;
 BEGIN
   FOREACH _object IN ARRAY '{retrieval_options,rerank,hybrid_options,index_options}'::text[] LOOP
@@ -128,7 +131,17 @@ BEGIN
       AND NOT coalesce(_parsed -> 'query_options', '{}') ? (a ->> 'query');
   END IF;
   IF _parsed ? 'citation_fields' THEN
-    PERFORM ml_rag._check_citation_fields(_parsed -> 'citation_fields');
+    _names := ARRAY(SELECT regexp_replace(f, '^metadata\..*?([^.]+)$', '\1')
+      FROM jsonb_array_elements_text(_parsed -> 'citation_fields') AS f WHERE f ~ '^metadata(\.[^.]+)+$');
+    IF EXISTS (SELECT FROM jsonb_array_elements_text(_parsed -> 'citation_fields') AS f
+               WHERE f <> ALL (_fields) AND f !~ '^metadata(\.[^.]+)+$') THEN
+      PERFORM ml_rag._bad_option('citation_fields', _parsed -> 'citation_fields', format(
+        'an array of %s, and keys of the metadata such as metadata.page', array_to_string(_fields, ', ')));
+    ELSIF _names && (_fields || '{segment,distance,document_name}')
+      OR cardinality(_names) > (SELECT count(DISTINCT n) FROM unnest(_names) AS n) THEN
+      PERFORM ml_rag._bad_option('citation_fields', _parsed -> 'citation_fields', 'keys of the metadata whose last names differ, '
+        'and from other keys of a citation', 'Use "metadata", which has all of them.');
+    END IF;
   END IF;
   PERFORM ml_rag._parse_prompt_options(_parsed -> 'prompt') WHERE _parsed #> '{prompt,metadata}' IS NOT NULL;
   IF _parsed -> 'model_options' ? 'context' THEN
@@ -208,26 +221,6 @@ BEGIN
       FROM jsonb_each(_parsed - '{query_embedding,preset}'::text[]) AS p));
   END IF;
   RETURN _parsed;
-END
-$$;
-
-CREATE FUNCTION ml_rag._check_citation_fields(fields jsonb) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: what parse_options does not know about option citation_fields
-DECLARE
-  _known CONSTANT text[] := '{document_id,segment_number,vector_store,metadata,score,keyword_score,rerank_score,rank,'
-    'segment_range,highlights,node,node_distance}';
-  _names text[] := ARRAY(SELECT regexp_replace(f, '^metadata\..*?([^.]+)$', '\1') FROM jsonb_array_elements_text(fields) AS f
-    WHERE f ~ '^metadata(\.[^.]+)+$');
-BEGIN
-  IF EXISTS (SELECT FROM jsonb_array_elements_text(fields) AS f WHERE f <> ALL (_known) AND f !~ '^metadata(\.[^.]+)+$') THEN
-    PERFORM ml_rag._bad_option('citation_fields', fields, format('an array of %s, and keys of the metadata such as metadata.page',
-      array_to_string(_known, ', ')));
-  ELSIF _names && (_known || '{segment,distance,document_name}')
-    OR cardinality(_names) > (SELECT count(DISTINCT n) FROM unnest(_names) AS n) THEN
-    PERFORM ml_rag._bad_option('citation_fields', fields, 'keys of the metadata whose last names differ, and from other keys of'
-      ' a citation', 'Use "metadata", which has all of them.');
-  END IF;
 END
 $$;
 

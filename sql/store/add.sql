@@ -268,31 +268,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._warn_of_embedding(store regclass, name text, failed bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: what the caller has to know of an embedding that was filled
-DECLARE
-  _found record := ml_rag._find_embedding(store, name);
-  _trigger record := ml_rag._embedding_trigger(store, _found.attnum);
-BEGIN
-  IF _trigger.later IS NOT NULL THEN
-    PERFORM ml_rag._later_trigger(store, _trigger.later);
-  ELSIF NOT _trigger.is_on THEN
-    RAISE WARNING USING ERRCODE = '01000',
-      MESSAGE = format('the trigger of embedding "%s" of "%s" was disabled', name, store),
-      DETAIL = 'Texts that changed without it have kept their old embedding.',
-      HINT = CASE WHEN _found.is_default THEN 'Add another embedding, use that, and drop this one.'
-                  ELSE 'CALL it again: it starts from the beginning.' END;
-  END IF;
-  IF failed > 0 THEN
-    RAISE WARNING USING ERRCODE = '01000',
-      MESSAGE = format('%s rows of "%s" have no embedding "%s"', failed, store, name),
-      DETAIL = 'The result has the first error.',
-      HINT = 'What was done is kept: call again when the rows, or the model, are mended.';
-  END IF;
-END
-$$;
-
 CREATE PROCEDURE ml_rag.add_embedding(store regclass, name text, options jsonb DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
 LANGUAGE plpgsql
 AS $$

@@ -150,10 +150,31 @@ class Embedding(Derived):
         yield from self._on_job("_index_embedding")
 
     def end(self) -> Steps[dict[str, Any]]:
-        yield from call(
-            "_warn_of_embedding(oid, text, bigint)",
-            *(self._job["store"], self._job["embedding"], self.failed),
-        )
+        name = self._job["embedding"]
+        trigger = yield from run(
+            "SELECT json_build_object('later', t.later, 'is_on', t.is_on, 'is_default', e.is_default,"
+            " 'store', ($1 ->> 'store')::oid::regclass)"
+            " FROM ml_rag._find_embedding(($1 ->> 'store')::oid, $1 ->> 'name') AS e,"
+            " ml_rag._embedding_trigger(($1 ->> 'store')::oid, e.attnum) AS t",
+            store=self._job["store"], name=name,
+        )  # fmt: skip
+        store = trigger["store"]
+        if trigger["later"] is not None:
+            yield from call("_later_trigger(oid, name)", self._job["store"], trigger["later"])
+        elif trigger["is_on"] is False:
+            self.warn(
+                f'the trigger of embedding "{name}" of "{store}" was disabled',
+                "Texts that changed without it have kept their old embedding.",
+                "Add another embedding, use that, and drop this one."
+                if trigger["is_default"]
+                else "CALL it again: it starts from the beginning.",
+            )
+        if self.failed:
+            self.warn(
+                f'{self.failed} rows of "{store}" have no embedding "{name}"',
+                "The result has the first error.",
+                "What was done is kept: call again when the rows, or the model, are mended.",
+            )
         yield from self._look_up()
         return {
             "vector_store": self.relation,
