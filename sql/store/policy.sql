@@ -9,9 +9,10 @@
 -- function, which costs less than any operator, but more than a subscript: docs/security.md says what remains.
 
 CREATE FUNCTION ml_rag._make_visible(relation regclass, types text[], condition text) RETURNS text
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET citus.enable_ddl_propagation = off AS $$
 -- purpose: the function that the policy of a table asks; returns its name, which has the table's OID so that none is in its way
 -- condition: SQL with $1, … of these types; as a parsed body it follows when a table that it reads is renamed
+-- Citus does not make it on its workers, which lack the table, nor warns that it cannot.
 -- Writes: a new function, of the table's owner
 DECLARE
   _owner regrole;

@@ -192,10 +192,11 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._keep_segments(relation regclass) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET citus.enable_ddl_propagation = off AS $$
 -- purpose: the triggers of the source, and the function that they run, which belongs to its owner
 -- Nobody else may make triggers of it: they would write into the table of segments. So it never replaces another function, whose
 -- owner may have granted others to execute it. What a vectorizer of a dropped table has left is dropped first.
+-- Citus does not make it on its workers, too.
 -- Writes: the table's definition and a new function, as the caller
 DECLARE
   _relation text := ml_rag._full_name(relation);

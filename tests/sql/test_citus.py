@@ -24,7 +24,7 @@ from support.cluster import Connection
 from support.loading import rows
 from support.partitions import CALLS, both, fill, send, words
 from support.private_cluster import PrivateCluster
-from support.stores import answer, error, fake_embedding, mark
+from support.stores import answer, error, fake_embedding, mark, warnings_of
 from support.vectorizers import create as create_vectorizer
 from support.vectorizers import pending as waiting
 from support.vectorizers import run
@@ -620,6 +620,24 @@ def test_a_table_with_another_key_and_the_worker(nodes: list[PrivateCluster], lo
     loader.execute("SELECT ml_rag.drop_vectorizer('keyed')")
     assert rows(loader, "SELECT count(*) FROM information_schema.columns WHERE table_name = 'keyed'") == [(3,)]
     loader.execute("DROP TABLE keyed, keyed_calls")
+
+
+@pytest.mark.parametrize("options", [{"destination": "table"}, {"mode": "immediate"}])
+def test_a_table_that_stays_here_has_its_functions_here(
+    nodes: list[PrivateCluster], loader: Connection, options: dict[str, str]
+) -> None:
+    loader.execute("CREATE TABLE here (id integer PRIMARY KEY, notes text)")
+    with warnings_of(loader) as warnings:
+        create_vectorizer(loader, "here", "notes", **options)
+    of_it = "SELECT count(*) FROM pg_proc WHERE proname LIKE 'here%'"
+    assert rows(loader, of_it) != [(0,)]
+    for node in nodes[1:]:
+        with psycopg.connect(node.dsn) as worker:
+            assert rows(worker, of_it) == [(0,)]
+    with warnings_of(loader) as more:
+        loader.execute("SELECT ml_rag.drop_vectorizer('here')")
+    assert [warning for warning in [*warnings, *more] if warning[0] == "WARNING"] == []
+    loader.execute("DROP TABLE IF EXISTS here, here_segments")
 
 
 @pytest.mark.parametrize("options", [{"destination": "table"}, {"mode": "immediate"}])

@@ -106,6 +106,8 @@ def _decide(plpy: Any, statement: str, relations: list[int], schemas: list[str],
     # names in the statement are resolved by this path, which the functions called here do not go by
     path = ", ".join(["pg_catalog", *map(plpy.quote_ident, schemas), "pg_temp"])
     _value(plpy, "SELECT pg_catalog.set_config('search_path', $1, true)", "text", path)
+    # Citus would warn that it cannot make the view on its workers
+    plpy.execute("SELECT pg_catalog.set_config('citus.enable_ddl_propagation', 'off', true)")
     plan = plpy.prepare("SELECT ml_rag._type_that_runs_code($1, $2) AS value", ["text", "text[]"])
     if named := plpy.execute(plan, [statement, schemas])[0]["value"]:
         outcome.reason = f"it may use {named}, which runs code of an untrusted owner"
