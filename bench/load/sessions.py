@@ -333,7 +333,7 @@ class Session:
             return
         async with self._control_lock:
             control = await self._control()
-            await control.execute("SELECT pg_cancel_backend(%s)", (self._connection.info.backend_pid,))
+            await control.execute("SELECT pg_cancel_backend(%s::integer)", (self._connection.info.backend_pid,))
 
     _control_lock = asyncio.Lock()
     _control_connection: psycopg.AsyncConnection[Any] | None = None

@@ -96,7 +96,7 @@ def test_cancelled_in_mid_call(site: Site) -> None:
     site.load(other)
     call = site.background(lambda: session.execute(ASK, (LONG,)))
     engine = at_work(site)
-    other.execute("SELECT pg_cancel_backend(%s)", (session.info.backend_pid,))
+    other.execute("SELECT pg_cancel_backend(%s::integer)", (session.info.backend_pid,))
     with error("57014"):
         call.result()
     wait_until(lambda: not site.server.is_at_work("native"), 1)
@@ -113,7 +113,7 @@ def test_one_that_does_not_stop_when_it_is_cancelled(site: Site) -> None:
     call = site.background(lambda: session.execute(ASK, (LONG,)))
     engine = at_work(site)
     os.kill(engine, signal.SIGSTOP)
-    other.execute("SELECT pg_cancel_backend(%s)", (session.info.backend_pid,))
+    other.execute("SELECT pg_cancel_backend(%s::integer)", (session.info.backend_pid,))
     with error("57014"):
         call.result()
     assert rows(other, SEARCH) == [(3,)]

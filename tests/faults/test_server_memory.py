@@ -82,7 +82,7 @@ def test_more_prompts_than_have_room(site: Site, group: ControlGroup | None, how
     assert site.server.pid == pid
     for connection in (*sessions, first):
         with site.connect() as other:
-            other.execute("SELECT pg_cancel_backend(%s)", (connection.info.backend_pid,))
+            other.execute("SELECT pg_cancel_backend(%s::integer)", (connection.info.backend_pid,))
     for call in calls:
         call.result(60)
     with error("57014"):

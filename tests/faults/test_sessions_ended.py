@@ -76,12 +76,12 @@ LASTING = {("ml_rag", "terminated"), ("ml_rag_table", "cancelled"), ("ml_embed_t
 
 
 def cancelled(session: Connection, by: Connection) -> str:
-    by.execute("SELECT pg_cancel_backend(%s)", (session.info.backend_pid,))
+    by.execute("SELECT pg_cancel_backend(%s::integer)", (session.info.backend_pid,))
     return "57014"
 
 
 def terminated(session: Connection, by: Connection) -> str:
-    by.execute("SELECT pg_terminate_backend(%s)", (session.info.backend_pid,))
+    by.execute("SELECT pg_terminate_backend(%s::integer)", (session.info.backend_pid,))
     return "57P01"
 
 

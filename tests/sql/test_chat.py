@@ -393,7 +393,7 @@ def test_a_cancelled_call_keeps_nothing(script: Script, owner: Connection, asker
     pid = asker.info.backend_pid
 
     def cancel(body: dict[str, Any]) -> str:
-        owner.execute("SELECT pg_cancel_backend(%s)", (pid,))
+        owner.execute("SELECT pg_cancel_backend(%s::integer)", (pid,))
         time.sleep(1)
         return "late"
 

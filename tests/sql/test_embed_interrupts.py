@@ -93,7 +93,7 @@ def test_terminating_the_backend_tells_the_server(
     server = behave(silent)
     embed_once(session)
     pid = session.info.backend_pid
-    threading.Timer(0.3, lambda: module_owner.execute("SELECT pg_terminate_backend(%s)", (pid,))).start()
+    threading.Timer(0.3, lambda: module_owner.execute("SELECT pg_terminate_backend(%s::integer)", (pid,))).start()
     with pytest.raises(psycopg.OperationalError):
         embed(session)
     assert server.gone.wait(30)

@@ -627,7 +627,7 @@ def test_another_column_name_by_hand(store: Connection) -> None:
 
 def test_a_call_that_is_cancelled_goes_on_where_it_was(db: Database, store: Connection, models: ModelsServer) -> None:
     other = db.connect()
-    models.before = {4: lambda: other.execute("SELECT pg_cancel_backend(%s)", (store.info.backend_pid,))}
+    models.before = {4: lambda: other.execute("SELECT pg_cancel_backend(%s::integer)", (store.info.backend_pid,))}
     with error("57014", ours=False):
         add(store, batch_size=1)
     assert listed(store)["more"]["segments"] == 3
@@ -641,7 +641,7 @@ def test_a_call_that_is_cancelled_goes_on_where_it_was(db: Database, store: Conn
 
 def test_a_backend_that_is_killed_leaves_no_lock_behind(db: Database, store: Connection, models: ModelsServer) -> None:
     other = db.connect()
-    models.before = {4: lambda: other.execute("SELECT pg_terminate_backend(%s)", (store.info.backend_pid,))}
+    models.before = {4: lambda: other.execute("SELECT pg_terminate_backend(%s::integer)", (store.info.backend_pid,))}
     with pytest.raises(Exception, match="terminating connection"):
         add(store, batch_size=1)
     assert add(other)["segments"] == 4

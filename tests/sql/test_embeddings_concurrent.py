@@ -106,7 +106,7 @@ def test_a_call_that_waits_for_a_lock_can_be_cancelled(db: Database, store: Conn
     reader.execute("SELECT count(*) FROM docs")
     running = Background(lambda: add(store))
     wait_until(lambda: phase(watcher) == "waiting for a lock")
-    watcher.execute("SELECT pg_cancel_backend(%s)", (store.info.backend_pid,))
+    watcher.execute("SELECT pg_cancel_backend(%s::integer)", (store.info.backend_pid,))
     with error("57014", ours=False):
         running.result()
     assert watcher.execute("SELECT count(*) FROM ml_rag.progress").fetchone() == (0,)

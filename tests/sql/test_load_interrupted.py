@@ -49,7 +49,7 @@ def test_pg_cancel_backend_ends_a_load(
     call = Background(lambda: load(loader, f"{folder}/"))
     wait_until(lambda: len(server.documents) == 2)
     started = time.monotonic()
-    owner.execute("SELECT pg_cancel_backend(%s)", (loader.info.backend_pid,))
+    owner.execute("SELECT pg_cancel_backend(%s::integer)", (loader.info.backend_pid,))
     with error("57014"):
         call.result()
     assert time.monotonic() - started < GRACE_SECONDS
@@ -62,7 +62,7 @@ def test_a_connection_that_goes_ends_the_work_of_the_model_server(
     many(folder, 1, f00="!hang")
     call = Background(lambda: load(loader, f"{folder}/"))
     wait_until(lambda: server.documents)
-    owner.execute("SELECT pg_terminate_backend(%s)", (loader.info.backend_pid,))
+    owner.execute("SELECT pg_terminate_backend(%s::integer)", (loader.info.backend_pid,))
     with pytest.raises(psycopg.OperationalError):
         call.result()
     wait_until(lambda: server.hung_up)
@@ -108,7 +108,7 @@ def test_a_load_that_waits_for_another_can_be_cancelled(
     with error("57014", ours=False):
         load(other, f"{folder}/")
     assert time.monotonic() - started < 0.3 + GRACE_SECONDS
-    owner.execute("SELECT pg_cancel_backend(%s)", (loader.info.backend_pid,))
+    owner.execute("SELECT pg_cancel_backend(%s::integer)", (loader.info.backend_pid,))
     with error("57014"):
         first.result()
 

@@ -173,7 +173,7 @@ def test_a_call_cancelled_while_the_model_answers_keeps_what_was_committed_and_g
 
     def answer(body: dict[str, Any]) -> dict[str, Any]:
         if "Swans" in text_of(body) and not cancelled.is_set():
-            other.execute("SELECT pg_cancel_backend(%s)", (store.info.backend_pid,))
+            other.execute("SELECT pg_cancel_backend(%s::integer)", (store.info.backend_pid,))
             cancelled.wait(60)  # as a slow model: only the cancel ends the call
         return {"keyphrases": [text_of(body).split()[0]]}
 

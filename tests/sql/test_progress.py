@@ -50,7 +50,7 @@ def test_a_load(db: Database, owner: Connection, loader: Connection, server: Doc
     assert told(owner) == ("vector_store_load", "public.docs", "loading documents", 5, 7, 1)
     (row,) = shown(owner)
     assert (row["routine"], row["stage"], row["model"]) == ("vector_store_load", "load", "fake-embed")
-    owner.execute("SELECT pg_cancel_backend(%s)", (loader.info.backend_pid,))
+    owner.execute("SELECT pg_cancel_backend(%s::integer)", (loader.info.backend_pid,))
     with error("57014"):
         call.result()
     assert shown(owner, "progress") == []
@@ -65,7 +65,7 @@ def test_a_load_that_finds_most_of_it_there(
     call = Background(lambda: loader.execute("CALL vector_store_load(%s)", (f"{folder}/",)))
     wait_until(lambda: len(server.documents) == 6)
     assert told(owner)[3:] == (5, 6, 0)
-    owner.execute("SELECT pg_cancel_backend(%s)", (loader.info.backend_pid,))
+    owner.execute("SELECT pg_cancel_backend(%s::integer)", (loader.info.backend_pid,))
     with error("57014"):
         call.result()
 
@@ -95,7 +95,7 @@ def test_documents_that_a_client_sends(db: Database, owner: Connection, server: 
     watcher = db.connect()
     wait_until(lambda: told(watcher)[3] == 2)
     assert told(watcher) == ("ml_rag.load_documents", "public.docs", "loading documents", 2, 4, 1)
-    watcher.execute("SELECT pg_cancel_backend(%s)", (owner.info.backend_pid,))
+    watcher.execute("SELECT pg_cancel_backend(%s::integer)", (owner.info.backend_pid,))
     with error("57014"):
         call.result()
 

@@ -385,7 +385,7 @@ def test_a_run_that_is_ended_leaves_nothing_behind(
 ) -> None:
     items.execute("INSERT INTO items SELECT i, 'name ' || i FROM generate_series(10, 19) AS i")
     other = db.connect()
-    models.before[1] = lambda: items.execute(f"SELECT {end}(%s)", (other.info.backend_pid,))
+    models.before[1] = lambda: items.execute(f"SELECT {end}(%s::integer)", (other.info.backend_pid,))
     with pytest.raises(Exception):  # noqa: B017, PT011 - cancelled, or the connection is gone
         run(other, batch_size=4)
     assert pending(items) == 6

@@ -90,7 +90,7 @@ def test_whatever_happens_to_a_table_it_is_in_step_after_a_run(
         for n in range(300):
             change(rng, rng.choice(sessions))
             if n % 20 == 0 and pids:
-                owner.execute("SELECT pg_terminate_backend(%s)", (rng.choice(pids[-2:]),))
+                owner.execute("SELECT pg_terminate_backend(%s::integer)", (rng.choice(pids[-2:]),))
     finally:
         ended.set()
         # a run may wait for a transaction that has truncated the table

@@ -190,7 +190,7 @@ def test_an_error_that_the_caller_catches_ends_the_call(owner: Connection, asker
 
 def test_a_cancelled_call_is_counted(owner: Connection, asker: Connection, store: None, local_sockets: Path) -> None:
     with gate(owner, local_sockets, "embeddings") as server, held(server, asker, "CALL ml_rag('q')") as call:
-        owner.execute("SELECT pg_cancel_backend(%s)", (asker.info.backend_pid,))
+        owner.execute("SELECT pg_cancel_backend(%s::integer)", (asker.info.backend_pid,))
         with error("57014"):
             call.result()
         assert shown(owner) == []
@@ -221,7 +221,7 @@ def test_a_backend_that_is_terminated_is_counted(
 ) -> None:
     pid = asker.info.backend_pid
     with gate(owner, local_sockets, "embeddings") as server, held(server, asker, "CALL ml_rag('q')") as call:
-        owner.execute("SELECT pg_terminate_backend(%s)", (pid,))
+        owner.execute("SELECT pg_terminate_backend(%s::integer)", (pid,))
         with pytest.raises(psycopg.OperationalError):
             call.result()
         wait_until(lambda: not owner.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchall())

@@ -30,7 +30,7 @@ def _take(session: Connection, owner: Connection, way: str, call: Callable[[], o
 
     def cancel() -> None:
         due.append(time.monotonic())
-        owner.execute("SELECT pg_cancel_backend(%s)", (pid,))
+        owner.execute("SELECT pg_cancel_backend(%s::integer)", (pid,))
 
     timer = threading.Timer(_RUNS_SECONDS, cancel)
     if way == "statement_timeout":

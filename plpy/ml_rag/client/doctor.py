@@ -296,7 +296,7 @@ def count_as_owner(dsn: str, store: Unread) -> int:
 def _terminate(dsn: str, pid: int) -> None:
     """End another session."""
     with psycopg.connect(dsn, connect_timeout=5) as connection:
-        connection.execute("SELECT pg_catalog.pg_terminate_backend(%s)", (pid,))
+        connection.execute("SELECT pg_catalog.pg_terminate_backend(%s::integer)", (pid,))
 
 
 def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
