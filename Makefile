@@ -122,8 +122,9 @@ programs-test: ## the same, and Open WebUI, Superset and dbt, which take 4 GB: a
 	@bash mk/test.sh tests/integrations
 
 .PHONY: citus-test
-citus-test: ## stores distributed by Citus, over a coordinator and two workers; Citus must be installed in PG_CONFIG
-	@ML_RAG_MODELS=none bash mk/test.sh tests/sql/test_citus.py
+citus-test: ## the tests of SQL on a coordinator of Citus with two workers; CITUS=… (its sources) installs it into PG_CONFIG before
+	@[ -z "$(CITUS)" ] || bash mk/citus.sh "$(CITUS)"
+	@ML_RAG_MODELS=none ML_RAG_TEST_CITUS=1 bash mk/test.sh $(WORKERS) $(RECORDED) tests/sql
 
 docker-test: ## builds the images of docker/, brings them up, runs the tests against them (PostgreSQL 17), takes them down
 	@bash mk/docker.sh test

@@ -1,5 +1,6 @@
 """Fixtures of all tests. Whatever needs PostgreSQL finds it through ML_RAG_TEST_DSN, a superuser's DSN; without it, a
-cluster is made of the PostgreSQL whose pg_config ML_RAG_TEST_PG_CONFIG names.
+cluster is made of the PostgreSQL whose pg_config ML_RAG_TEST_PG_CONFIG names. With ML_RAG_TEST_CITUS it coordinates two
+workers of Citus.
 
 ML_RAG_TEST_MODEL_SERVER names the model server (with its fake models) as the database shall address it, where the
 database is on another machine; without it, one is started here on a unix socket.
@@ -85,11 +86,12 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def cluster_dsn(place: Path) -> Iterator[str]:
-    """The server: the one that is named, else a cluster of this process's own."""
+def servers(place: Path) -> Iterator[list[str]]:
+    """The server: the one that is named, else a cluster of this process's own; with Citus, two workers follow."""
     if dsn := os.environ.get("ML_RAG_TEST_DSN"):
-        yield dsn
+        yield [dsn]
         return
+    from support.citus import clusters
     from support.private_cluster import PG_CONFIG, private_cluster
 
     if not os.environ.get(PG_CONFIG):
@@ -98,18 +100,22 @@ def cluster_dsn(place: Path) -> Iterator[str]:
     folder.mkdir(mode=0o711)
     with contextlib.ExitStack() as stack:
         try:
-            cluster = stack.enter_context(private_cluster(folder, durable=False))
+            if os.environ.get("ML_RAG_TEST_CITUS"):
+                found = stack.enter_context(clusters(folder, 3))
+            else:
+                found = [stack.enter_context(private_cluster(folder, durable=False))]
         except pytest.skip.Exception as e:
             pytest.fail(str(e))  # else nearly all tests were skipped
-        yield cluster.dsn
+        yield [cluster.dsn for cluster in found]
 
 
 @pytest.fixture(scope="session")
-def cluster(cluster_dsn: str, model_server: str) -> Iterator[Cluster]:
+def cluster(servers: list[str], model_server: str) -> Iterator[Cluster]:
     """The server, with the test roles and a template database that has the extension."""
+    from support.citus import Coordinator
     from support.cluster import Cluster
 
-    cluster = Cluster(cluster_dsn)
+    cluster = Coordinator(servers) if len(servers) > 1 else Cluster(servers[0])
     try:
         cluster.prepare(model_server)
         yield cluster

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg import sql
 
+from support.citus import without_citus
 from support.cluster import Connection, Database
 from support.loading import loader
 from support.stores import (
@@ -417,6 +418,7 @@ def test_a_model_of_the_wrong_task_is_said_where_no_store_is_found(asker: Connec
         asker.execute("""SELECT ml_rag_answer('q', '{"embed_model_id": "no-such"}')""")
 
 
+@without_citus
 def test_a_table_of_citus_is_not_read_by_ctid(loader: Connection, owner: Connection, asker: Connection) -> None:
     """Rows of several of its shards have the same one; here Citus has no more than its list of tables."""
     for name in ("mine", "docs"):

@@ -209,6 +209,6 @@ def test_metrics_that_cannot_be_used(
 
 
 def test_a_metric_needs_execute(birds: Connection, owner: Connection, metrics: None) -> None:
-    owner.execute("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA own FROM PUBLIC")
+    owner.execute("REVOKE EXECUTE ON FUNCTION own.n_found FROM PUBLIC")
     with error("42501", "n_found"):
         evaluate(birds, metrics=["own.n_found"])

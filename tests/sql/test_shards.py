@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import ml_rag
+from support.citus import without_citus
 from support.cluster import Connection, Database
 from support.loading import loader, loader_role, rows
 from support.partitions import CALLS, both, fill, send, words
@@ -446,7 +447,8 @@ def test_what_can_be_no_shard(
     )
     refused("42501", "permission denied for foreign server", server="plain")
     role = loader_role(db)
-    owner.execute(f'GRANT USAGE ON FOREIGN SERVER plain, others TO "{role}"')
+    for server in ("plain", "others"):
+        owner.execute(f'GRANT USAGE ON FOREIGN SERVER {server} TO "{role}"')
     for extensions in ("ADD extensions 'vector'", "SET extensions 'ml_rag'", "SET extensions 'vector2,ml_rag'"):
         refused("22023", "does not name pgvector and ml_rag", server="plain")
         owner.execute(f"ALTER SERVER plain OPTIONS ({extensions})".encode())
@@ -544,6 +546,7 @@ def test_no_row_is_indexed_that_is_not_written(stores: Connection, shard: list[S
         )
 
 
+@without_citus
 def test_without_citus_no_store_is_distributed(loader: Connection) -> None:
     loader.execute("SELECT ml_rag.create_store('public.alone')")
     with error("0A000", "Citus is not installed"):

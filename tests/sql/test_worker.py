@@ -239,7 +239,9 @@ def test_a_worker_for_each_owner_gives_none_the_rights_of_another(
     """As docs/own-tables.md recommends it: a role that is a member of one owner only."""
     owners = {name: f"{db.name}_{name}" for name in ("shop", "crm")}
     for name, role in owners.items():
-        owner.execute(f"CREATE ROLE {role}; CREATE SCHEMA {name} AUTHORIZATION {role}; GRANT ml_rag_user TO {role}")
+        owner.execute(
+            f"CREATE ROLE {role} LOGIN; CREATE SCHEMA {name} AUTHORIZATION {role}; GRANT ml_rag_user TO {role}"
+        )
         owner.execute(f"CREATE ROLE {role}_worker LOGIN PASSWORD 'made for a test'; GRANT {role} TO {role}_worker")
     try:
         for name, role in owners.items():

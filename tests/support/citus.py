@@ -9,7 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from support.cluster import Cluster, Connection
 from support.private_cluster import PG_CONFIG, PrivateCluster, private_cluster
 
 _CONF = """
@@ -20,8 +24,12 @@ max_prepared_transactions = 100
 max_wal_senders = 20
 max_replication_slots = 20
 max_logical_replication_workers = 20
-max_worker_processes = 40
+# each database has its maintenance daemon
+max_worker_processes = 100
 """
+
+#: what is told, or tried, where Citus is not there
+without_citus = pytest.mark.skipif("ML_RAG_TEST_CITUS" in os.environ, reason="Citus is there")
 
 
 def has_citus() -> bool:
@@ -47,6 +55,52 @@ def clusters(place: Path, n: int) -> Iterator[list[PrivateCluster]]:
         yield nodes
 
 
+def add_workers(coordinator: Connection, workers: list[str]) -> None:
+    """Make the server of ``coordinator`` one, of the servers of these DSNs; the database has Citus on each."""
+    for dsn, add in [
+        (coordinator.info.dsn, "SELECT citus_set_coordinator_host(%s, %s)"),
+        *((dsn, "SELECT citus_add_node(%s, %s)") for dsn in workers),
+    ]:
+        server = conninfo_to_dict(dsn)
+        coordinator.execute(add, (server["host"], int(server["port"])))
+
+
+class Coordinator(Cluster):
+    """Each database has Citus, and a database of its name on each worker: what tests of one server find beside it."""
+
+    def __init__(self, nodes: list[str]) -> None:
+        super().__init__(nodes[0])
+        self._nodes = [psycopg.connect(node, autocommit=True) for node in nodes]
+
+    def execute(self, statement: str, *names: str) -> None:
+        # databases and roles
+        for node in self._nodes:
+            node.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+    def fill_template(self, connection: Connection) -> None:
+        workers = [make_conninfo(node.info.dsn, dbname=self.template) for node in self._nodes[1:]]
+        connection.execute("CREATE EXTENSION citus")
+        for dsn in workers:
+            with psycopg.connect(dsn, autocommit=True) as worker:
+                worker.execute("CREATE EXTENSION citus")
+        add_workers(connection, workers)
+        super().fill_template(connection)
+
+    def prepare(self, model_server: str) -> None:
+        super().prepare(model_server)
+        # no database is copied while somebody uses it, and a daemon comes with the next session
+        self.execute("ALTER DATABASE {} ALLOW_CONNECTIONS false", self.template)
+        for node in self._nodes:
+            node.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", (self.template,)
+            )
+
+    def drop(self) -> None:
+        super().drop()
+        for node in self._nodes:
+            node.close()
+
+
 @contextlib.contextmanager
 def citus(place: Path, model_server: str, workers: int) -> Iterator[list[PrivateCluster]]:
     """The coordinator, whose ml_rag Citus creates on the workers too, and these. Roles: loader, asker, stranger."""
@@ -55,10 +109,7 @@ def citus(place: Path, model_server: str, workers: int) -> Iterator[list[Private
             with psycopg.connect(node.dsn, autocommit=True) as connection:
                 connection.execute("CREATE EXTENSION citus")
         with psycopg.connect(nodes[0].dsn, autocommit=True) as owner:
-            port = owner.info.port
-            owner.execute("SELECT citus_set_coordinator_host(%s, %s)", (str(nodes[0].sockets), port))
-            for node in nodes[1:]:
-                owner.execute("SELECT citus_add_node(%s, %s)", (str(node.sockets), port))
+            add_workers(owner, [node.dsn for node in nodes[1:]])
             owner.execute("CREATE EXTENSION vector; CREATE EXTENSION plpython3u; CREATE EXTENSION ml_rag")
             owner.execute("SELECT ml_rag.configure('model_server', %s)", (model_server,))
             for kind in ("embed", "generate", "rerank"):

@@ -127,7 +127,7 @@ class Cluster:
         """Make ``ROLES`` and the template, a database with the extension, whose model server is the one given."""
         template = self.create(template="template0", name=self.template)
         with template.connect() as connection:
-            connection.execute("CREATE EXTENSION ml_rag CASCADE")
+            self.fill_template(connection)
             for setting, value in {
                 "model_server": model_server,
                 "embed_model_id": "fake-embed",
@@ -137,9 +137,12 @@ class Cluster:
                 connection.execute("SELECT ml_rag.configure(%s, %s)", (setting, value))
         template.close()
         for name, group in ROLES.items():
-            self.execute("CREATE ROLE {}", f"{self.prefix}_{name}")
+            self.execute("CREATE ROLE {} LOGIN", f"{self.prefix}_{name}")
             if group is not None:
                 self.execute("GRANT {} TO {}", group, f"{self.prefix}_{name}")
+
+    def fill_template(self, connection: Connection) -> None:
+        connection.execute("CREATE EXTENSION ml_rag CASCADE")
 
     def drop(self) -> None:
         for database in self._used:

@@ -44,7 +44,7 @@ def loader(db: Database, owner: Connection) -> Iterator[Connection]:
     It is a publisher: what it loads is searched by calls that do not name it.
     """
     role = sql.Identifier(loader_role(db))
-    owner.execute(sql.SQL("CREATE ROLE {}").format(role))
+    owner.execute(sql.SQL("CREATE ROLE {} LOGIN").format(role))
     owner.execute(sql.SQL("GRANT ml_rag_loader, ml_rag_publisher, pg_read_server_files TO {}").format(role))
     owner.execute(sql.SQL("GRANT CREATE ON SCHEMA public TO {}").format(role))
     connection = connect_as_loader(db)

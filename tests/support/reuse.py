@@ -86,8 +86,8 @@ WHERE d.datname = current_database()
 """
 _OTHERS = """
 SELECT count(*) FROM pg_stat_activity
-WHERE datname = current_database() AND backend_type <> 'autovacuum worker'
-  AND pid <> pg_backend_pid() AND pid <> ALL (%s)
+WHERE datname = current_database() AND backend_type !~ '^(autovacuum worker|Citus)'
+  AND application_name !~ '^citus_internal' AND pid <> pg_backend_pid() AND pid <> ALL (%s)
 """
 
 
