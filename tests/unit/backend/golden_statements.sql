@@ -94,6 +94,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook', 'kb.it''s'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[(SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 3 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_2)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -123,6 +124,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[(SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -219,6 +221,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook', 'kb.it''s'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[(SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 11 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 11 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_2)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -246,6 +249,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[(SELECT CASE WHEN count(*) < 3 AND cardinality($1) >= $4 THEN 'missing' END FROM keyword_1)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -512,6 +516,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[(SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(own) <= (SELECT max(own) FROM arm2) THEN 'tied' END FROM arm2_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($3) >= $8 THEN 'missing' END FROM arm3_1)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -829,6 +834,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.seen', 'public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[(SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($2) >= $6 THEN 'missing' END FROM keyword_2)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -906,6 +912,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook', 'public.seen'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[(SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), NULL, (SELECT CASE WHEN count(*) < 100 AND cardinality($3) >= $8 THEN 'missing' END FROM keyword_1), NULL]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
@@ -972,6 +979,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score, 'node', h.node, 'node_distance', h.node_distance) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
+  EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
   ARRAY[(SELECT CASE WHEN count(*) < 100 AND cardinality($1) >= $8 THEN 'missing' END FROM arm1_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($4) >= $9 THEN 'missing' END FROM arm2_1)]::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 

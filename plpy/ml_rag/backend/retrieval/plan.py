@@ -395,7 +395,7 @@ class _Plan:
 
     def _told(self, store: str) -> str:
         """How near the nearest candidate is, whatever a limit leaves; how many there are, and which."""
-        if not self._is_limited and not self.shape.told:
+        if self.shape.form == "citations" and not self._is_limited and not self.shape.told:
             return ""
         limit = "(SELECT distance FROM threshold)::text" if self._is_limited else "NULL::text"
         nearest = "(SELECT min(distance) FROM ranked)::text AS nearest"

@@ -760,7 +760,8 @@ class Retrieval:
 
     def _explain_steps(self, request: Request, found: Found) -> None:
         if not request.explains:
-            self._step("search")
+            nearest = found.row.get("nearest")
+            self._step("search", {"nearest": nearest and float(nearest)})
             return
         self._trace += explain.steps(self._context, request, found, self._failures)
 
