@@ -491,7 +491,7 @@ class Search:
         session, index = self._context.session, self.request.index
         ef_search = index.get("ef_search") or session.ef_search or EF_SEARCH
         if "ef_search" not in index and str(ef_search) == EF_SEARCH:
-            ef_search = max((self._ef_search(source.store) for source in sources), default=int(EF_SEARCH))
+            ef_search = max(map(self._ef_search, sources), default=int(EF_SEARCH))
         probes = index.get("probes") or session.probes or PROBES
         if "probes" not in index and str(probes) == PROBES:
             own = [(source.store.tuned and source.store.tuned.probes) or source.store.probes for source in sources]
@@ -506,24 +506,27 @@ class Search:
         # Many rows pass a filter here. The plan that is kept does not know its values: it follows the index.
         sort = "off" if any(source.condition for source in by_index) else "on"
         if "ef_search" not in index:
-            # an index goes on beyond it, which takes longer, and what it has gone past it does not come back to
+            # what an index has gone past it does not come back to
             for _, read in reads:
-                if read.sort == "index":
-                    most = read.limit if read.quantization is None else read.rescored
-                    ef_search = max(int(ef_search), min(1000, most))
+                if read.quantization is not None:
+                    ef_search = max(int(ef_search), min(1000, read.rescored))
         settings = str(ef_search), str(probes), seqscan, sort
         if settings != self._context.settings:
             _run(self._plpy, "settings", *settings)
             self._context.settings = settings
         return settings
 
-    def _ef_search(self, store: Store) -> int:
+    def _ef_search(self, source: Source) -> int:
         """What an HNSW index of a store is searched with unless the call or the session says otherwise."""
+        store = source.store
         if store.tuned is not None and store.tuned.ef_search is not None:
             return store.tuned.ef_search
+        usual = int(EF_SEARCH) if store.is_small else 200
         if store in self._kinds:
-            return int(self._kinds[store]["ef_search"])
-        return int(EF_SEARCH) if store.is_small else 200
+            usual = int(self._kinds[store]["ef_search"])
+        # an index goes on beyond it, but it takes less time to look at as many rows as are wanted at once
+        wanted = [min(1000, search.limit) for search in source.searches if isinstance(search, Near)]
+        return max([usual, *wanted])
 
     def here(self, source: Source, arm: Arm, asked: AskedArm, corpus: Any) -> tuple[str, dict[str, Any]]:
         """The hits of one arm in the partitions that are here, as JSON text, and their facts for option explain."""
