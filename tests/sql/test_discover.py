@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 from psycopg import sql
 
@@ -143,6 +144,36 @@ def test_column_privileges_decide_column_by_column(owner: Connection, asker: Con
     # the name may not be read: the relation's own takes its place
     assert document["citations"] == [{"segment": "s", "distance": 0, "document_name": "public.docs"}]
     owner.execute("REVOKE SELECT (segment) ON docs FROM ml_rag_user")
+    assert names(asker) == []
+
+
+def test_what_a_session_found_is_of_its_role(db: Database, owner: Connection) -> None:
+    create_store(owner)
+    asker = sql.Identifier(db.role("asker"))
+    owner.execute(sql.SQL("REVOKE SELECT ON docs FROM ml_rag_user; GRANT SELECT ON docs TO {}").format(asker))
+    session = db.connect()
+    found = []
+    for role in ("asker", "tenant", "asker"):  # nothing is committed in between
+        session.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(db.role(role))))
+        found.append(names(session))
+    assert found == [["public.docs"], [], ["public.docs"]]
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+def test_what_a_session_found_ends_with_what_is_done_meanwhile(
+    db: Database, owner: Connection, asker: Connection, level: str
+) -> None:
+    create_store(owner)
+    assert names(owner) == names(asker) == ["public.docs"]
+    with owner.transaction():
+        owner.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        assert names(owner) == ["public.docs"]
+        mark(owner, "docs", "")
+        assert names(owner) == []
+        assert names(asker) == ["public.docs"]
+        raise psycopg.Rollback
+    assert names(owner) == names(asker) == ["public.docs"]
+    owner.execute("REVOKE SELECT ON docs FROM ml_rag_user")
     assert names(asker) == []
 
 
