@@ -18,6 +18,7 @@ import pytest
 from support.cluster import Cluster, Connection, Database
 from support.hostile_server import hostile
 from support.schema import SCHEMA, SqlModel, ask
+from support.stores import error
 
 # what a role with a schema of its own plants; "alarm" is heard by whoever runs it
 PLANTED = """
@@ -235,3 +236,14 @@ def test_comments_and_values_are_only_data_to_the_decision(model: SqlModel, vict
     found = ask(victim, text, use_retry=False)
     assert found["sql_query"] == "DELETE FROM shop.orders"
     assert found["is_sql_valid"] is False
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["SELECT ml_rag._python('names_in', to_jsonb(ARRAY[%s::text]))", "SELECT ml_rag._type_that_runs_code(%s, '{}')"],
+)
+def test_names_are_looked_for_in_short_statements_only(asker: Connection, call: str) -> None:
+    """Whoever calls what does it: of a longer one they take all memory."""
+    with error("22023", "the statement is too long"):
+        asker.execute(call, ("$a" * 100_000,))
+    asker.execute(call, ("$a" * 10_000,))

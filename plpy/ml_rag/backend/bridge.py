@@ -308,7 +308,10 @@ def nl_sql(plpy: Any, request: dict[str, Any]) -> str:
 def names_in(plpy: Any, statement: str) -> dict[str, Any]:
     """What a statement may name: {"names", "operators"}; see ``ml_rag.backend.names``."""
     from ml_rag.backend import names
+    from ml_rag.backend.statement import MAX_CHARACTERS
 
+    if len(statement) > MAX_CHARACTERS:  # anybody may call this, and it takes the square of it
+        raise InvalidRequest("the statement is too long", detail=f"It may have {MAX_CHARACTERS} characters.")
     return {"names": names.names_in(statement), "operators": names.operators_in(statement)}
 
 
