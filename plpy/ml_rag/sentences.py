@@ -6,7 +6,7 @@ Standard library only: this module is imported in the PostgreSQL backend too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 #: the end of a sentence: white space and no lower case letter follow; full-width stops need none
 # where a run of marks begins only, or a long one would be gone through from each of them
@@ -45,11 +45,15 @@ def ends(text: str) -> Iterator[int]:
     yield len(text)
 
 
-def spans(text: str) -> Iterator[tuple[int, int]]:
-    """First and last position of each sentence, end exclusive, without the blank space around it."""
+def spans(text: str, pause: Callable[[], object] = lambda: None) -> Iterator[tuple[int, int]]:
+    """First and last position of each sentence, end exclusive, without the blank space around it.
+
+    ``pause`` is called for each, and for what is none: a text can be nothing but blank lines or full stops.
+    """
     for first, last in _paragraphs(text):
         start = first
         for end in ends(text[first:last]):
+            pause()
             for piece in _pieces(text, start, first + end):
                 begin, stop = _stripped(text, *piece)
                 if begin < stop and not _NOTHING.fullmatch(text, begin, stop):

@@ -175,7 +175,7 @@ class Facts:
         read = []
         for whole in texts:
             text, left = whole[:left], max(0, left - len(whole))
-            read.append([words_of(text[start:end], pause) for start, end in _paused(spans(text), pause)])
+            read.append([words_of(text[start:end], pause) for start, end in spans(text, pause)])
         self.stops = frozenset(stops({word.text for sentences in read for sentence in sentences for word in sentence}))
         names = words = 0
         for sentences in read:
@@ -301,7 +301,7 @@ def supported(answer: str, claims: Sequence[Claim], threshold: float) -> str:
 def _claims(answer: str, pause: Pause) -> Iterator[tuple[int, int]]:
     """The sentences; the numbers of citations that follow one belong to it."""
     former: tuple[int, int] | None = None
-    for start, end in _paused(spans(answer), pause):
+    for start, end in spans(answer, pause):
         marker = _CITATION.match(answer, start, end)
         if former and marker:
             former, start = (former[0], start + len(marker.group().rstrip())), marker.end()
@@ -310,12 +310,6 @@ def _claims(answer: str, pause: Pause) -> Iterator[tuple[int, int]]:
         former = (start, end) if start < end else None
     if former:
         yield former
-
-
-def _paused(found: Iterator[tuple[int, int]], pause: Pause) -> Iterator[tuple[int, int]]:
-    for span in found:
-        pause()
-        yield span
 
 
 def _numbers(content: Sequence[Word]) -> Iterator[Number]:

@@ -29,8 +29,7 @@ def highlights(question: str, texts: Sequence[str], stops: Stops, pause: Pause) 
         text, left = whole[:left], max(0, left - len(whole))
         found.append([])
         lead: set[str] = set()
-        for start, end in spans(text):
-            pause()
+        for start, end in spans(text, pause):
             stems = {word.stem for word in words_of(text[start:end], pause)}
             if LEADS_IN.fullmatch(text, start, end) or stems <= asked:
                 lead |= stems & asked

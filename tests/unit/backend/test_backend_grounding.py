@@ -7,6 +7,7 @@ from collections.abc import Collection
 import pytest
 
 from ml_rag.backend.grounding import check, report, supported
+from ml_rag.backend.highlights import highlights
 
 STOPS = {"the", "is", "a", "in", "of", "to", "for", "are", "it", "not", "no", "at", "was", "by", "what", "and", "as"}
 TRAVEL = (
@@ -201,3 +202,17 @@ def test_lists_of_numbers_take_time_that_grows_with_them(entry: str) -> None:
         return steps
 
     assert steps(400) < 3 * steps(200)
+
+
+@pytest.mark.parametrize("text", ["\n" * 1000, ". " * 1000, "\r\n" * 1000, "# \n" * 1000], ids=repr)
+def test_what_is_no_sentence_can_be_cancelled_too(text: str) -> None:
+    paused = 0
+
+    def step() -> None:
+        nonlocal paused
+        paused += 1
+
+    assert check(text, [text], "", stops, step) == []
+    assert paused >= 2000
+    assert highlights("trains", [text], stops, step) == [[]]
+    assert paused >= 3000
