@@ -35,8 +35,8 @@ CREATE FUNCTION ml_rag._session_settings() RETURNS text[]
 LANGUAGE sql STABLE PARALLEL SAFE AS $$
 -- purpose: what run.Session has of the caller's session, before a function pins it. One expression, for PostgreSQL to put in the
 -- place of the call: it pins no search_path, and names every schema
-SELECT ARRAY[pg_catalog.current_setting('hnsw.ef_search', true), pg_catalog.current_setting('ivfflat.probes', true),
-  pg_catalog.current_setting('enable_seqscan')]
+SELECT ARRAY[current_user::pg_catalog.text, pg_catalog.current_setting('hnsw.ef_search', true),
+  pg_catalog.current_setting('ivfflat.probes', true), pg_catalog.current_setting('enable_seqscan')]
 $$;
 
 CREATE FUNCTION ml_rag._compiled(query text, options jsonb, query_embedding text, form text, call integer) RETURNS jsonb

@@ -32,6 +32,7 @@ class Plpy:
         self.settings = {"track": "on", "model_server": f"unix:{path}"}
         self.error: str | None = None
         self.now = NOW
+        self.may_be_again = True
         self.statements: list[str] = []
 
     def prepare(self, statement: str) -> str:
@@ -46,7 +47,7 @@ class Plpy:
         if statement == calls._SETTINGS:
             return [{"name": name, "value": value} for name, value in self.settings.items()]
         if statement == calls._NOW:
-            return [{"role": 10, "statement": self.now}]
+            return [{"role": 10, "statement": self.now, "name": "asker", "may_be_again": self.may_be_again}]
         if "progress_seconds" in statement:
             return [{"statement": NOW, "seconds": None}]
         return [{"oid": 5, "system_identifier": 7}]
@@ -337,6 +338,20 @@ def test_settings_are_read_once_a_second(plpy: Plpy, listener: Listener) -> None
 
 
 # -- roles and errors --
+
+
+@pytest.mark.parametrize(
+    ("role", "may_be_again", "asked"), [("asker", True, 1), ("asker", False, 3), ("other", True, 3)]
+)
+def test_a_role_that_the_session_was_and_can_be_again_is_not_asked_for_again(
+    plpy: Plpy, listener: Listener, role: str, may_be_again: bool, asked: int
+) -> None:
+    plpy.may_be_again = may_be_again
+    for _ in range(3):
+        calls.end(plpy, -1, "00000", (), 0, role)
+    assert plpy.statements.count(calls._NOW) == asked
+    assert len(listener.receive()) == 3
+    assert {row["role"] for row in listener.counted()} == {10}
 
 
 def test_a_statement_that_is_to_end_does_end(plpy: Plpy, listener: Listener) -> None:

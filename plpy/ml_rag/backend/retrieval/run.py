@@ -206,7 +206,7 @@ class Retrieval:
             raise Failed(self._with_left_out(request, self._not_found(request, found)))
         text = _document(request, found, form, self._skipped(found))
         if self._call is not None:
-            calls.end(self._plpy, self._call, SUCCESS, self._trace, self._began)
+            calls.end(self._plpy, self._call, SUCCESS, self._trace, self._began, self._session.role)
         return text
 
     def statement(self, question: str, options: str, vector: str | None) -> str:

@@ -83,6 +83,7 @@ _run = Statements(
 class Session:
     """What the caller's session says: settings, before the function that runs this pins them."""
 
+    role: str
     ef_search: str | None
     probes: str | None
     seqscan: str
@@ -90,8 +91,8 @@ class Session:
     @classmethod
     def of(cls, session: list[str | None]) -> Session:
         """Of ml_rag._session_settings."""
-        ef_search, probes, seqscan = session
-        return cls(ef_search, probes, seqscan or "on")
+        role, ef_search, probes, seqscan = session
+        return cls(role or "", ef_search, probes, seqscan or "on")
 
 
 @dataclass(slots=True)
