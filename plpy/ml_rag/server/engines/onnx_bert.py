@@ -146,7 +146,7 @@ def write(folder: Path, encoder: Encoder) -> ModelProto:
         inner = graph.add("BiasGelu", inner, graph.weight(weight(f"{layer}.intermediate.dense.bias")), fused=True)
         state = add_normal(f"{layer}.output", inner, state)
     if encoder.cls:
-        vector = graph.add("Gather", state, graph.weight(np.int64(0)), axis=1)
+        vector = graph.add("Gather", state, graph.weight(np.array(0, np.int64)), axis=1)
     else:
         axis = graph.weight(np.array([1], np.int64))
         counted = graph.add("Cast", "attention_mask", to=TensorProto.FLOAT)
