@@ -117,9 +117,17 @@ class Worker:
             except BaseException as error:  # noqa: BLE001 - it is raised again on the other side
                 tell("end", error)
 
-        with self.admission.place():
+        with contextlib.ExitStack() as place:
+            place.enter_context(self.admission.place())
+
+            def ended(done: Future[None]) -> None:
+                if done.cancelled():
+                    tell("end", ClientGone())
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(place.close)  # nobody waits for a client that reads slowly
+
             future = self.submit(self._counted, cancelled, work)
-            future.add_done_callback(lambda done: tell("end", ClientGone()) if done.cancelled() else None)
+            future.add_done_callback(ended)
             try:
                 with cancelling(cancelled, future):
                     while True:

@@ -336,6 +336,19 @@ def test_closing_a_stream_stops_its_generator() -> None:
     asyncio.run(main())
 
 
+def test_a_client_that_reads_slowly_keeps_no_place_in_the_queue() -> None:
+    async def main() -> None:
+        worker = Worker("m", 1)
+        streams = [worker.stream(never, lambda: iter("abc")) for _ in range(3)]
+        for stream in streams:
+            assert await anext(stream) == "a"
+            await until(lambda: worker.admission.waiting == 0)
+        assert [[item async for item in stream] for stream in streams] == [["b", "c"]] * 3
+        assert worker.admission.waiting == 0
+
+    asyncio.run(main())
+
+
 def test_a_streams_error_arrives_after_its_items() -> None:
     async def main() -> None:
         def fail() -> Iterator[int]:
