@@ -63,7 +63,8 @@ AS $$
 BEGIN
   DELETE FROM ml_rag_internal.keyword_store AS i USING pg_event_trigger_dropped_objects() AS d
   WHERE d.classid = 'pg_class'::regclass AND d.objsubid = 0 AND i.store = d.objid
-    OR d.classid = 'pg_trigger'::regclass AND d.address_names[3] ~ '^ml_rag_keywords_written'
+    -- by whoever owns the table: with its function goes one of whoever may make triggers, too
+    OR d.classid = 'pg_trigger'::regclass AND d.original AND d.address_names[3] ~ '^ml_rag_keywords_written'
       AND i.store = to_regclass(format('%I.%I', d.address_names[1], d.address_names[2]));
   DELETE FROM ml_rag.vectorizer_truncated AS t USING pg_event_trigger_dropped_objects() AS d
   WHERE d.classid = 'pg_class'::regclass AND d.objsubid = 0 AND t.relation = d.objid;
