@@ -125,6 +125,8 @@ CREATE FUNCTION ml_rag._serve(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 -- pg_get_viewdef follows it
 SET quote_all_identifiers = off
+-- the workers of Citus lack the store
+SET citus.enable_ddl_propagation = off
 AS $$
 -- purpose: the view by way of which requests come, open to whom the store is
 -- Writes: a new view, as the caller

@@ -622,6 +622,13 @@ def test_a_table_with_another_key_and_the_worker(nodes: list[PrivateCluster], lo
     loader.execute("DROP TABLE keyed, keyed_calls")
 
 
+def test_a_shard_of_another_server_warns_of_nothing(loader: Connection) -> None:
+    with warnings_of(loader) as warnings:
+        loader.execute("SELECT ml_rag.create_store('public.served', '{\"shard\": true}')")
+    assert [warning for warning in warnings if warning[0] == "WARNING"] == []
+    loader.execute("DROP TABLE served CASCADE")
+
+
 @pytest.mark.parametrize("options", [{"destination": "table"}, {"mode": "immediate"}])
 def test_a_table_that_stays_here_has_its_functions_here(
     nodes: list[PrivateCluster], loader: Connection, options: dict[str, str]
