@@ -137,6 +137,7 @@ def test_the_python_side_is_loaded_once_a_session_and_is_of_this_version(db: Dat
     assert rows == (0,)
 
 
+@pytest.mark.fresh
 def test_no_model_library_is_imported_in_the_backend(owner: Connection) -> None:
     owner.execute("SELECT ml_embed_row('x')")
     owner.execute("SELECT ml_generate('x')")
