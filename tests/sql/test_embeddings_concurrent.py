@@ -353,6 +353,26 @@ def test_a_column_that_is_renamed_while_it_is_filled(db: Database, store: Connec
     assert_embedded(store, column="mine")
 
 
+@pytest.mark.parametrize("options", [{"vector_store": ["docs"]}, {}])
+def test_a_search_that_waited_for_a_change_goes_by_what_that_has_left(
+    db: Database, store: Connection, options: dict[str, Any]
+) -> None:
+    add(store)
+    other, watcher = db.connect(autocommit=False), db.connect()
+    other.execute("SELECT ml_rag.use_embedding('docs', 'more', true)")
+    drop(other, "fake-embed")
+    searching = db.connect()
+    asked = Background(lambda: search(searching, "green tree", options | {"n_citations": 1}))
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'docs'::regclass"
+    wait_until(lambda: watcher.execute(waiting).fetchone() == (1,))
+    other.commit()
+    if options:
+        assert asked.result()[0][5] == "green tree"
+    else:  # it is of another model than a call searches that names no store
+        with error("P0002"):
+            asked.result()
+
+
 def test_while_others_write_and_search_nothing_is_lost_and_nothing_fails(
     db: Database, owner: Connection, models: ModelsServer
 ) -> None:

@@ -334,7 +334,7 @@ def test_an_error_keeps_its_class_and_words(start: Callable[..., HostileServer])
 @pytest.fixture
 def bulk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that fills a table, in this session."""
-    monkeypatch.setattr(calls.session, "calls", [calls.Call(1, 10, "ml_rag_table", "")])
+    monkeypatch.setattr(calls.session, "calls", [calls.Call(1, "ml_rag_table", "", 10)])
 
 
 def full(seconds: int) -> dict[str, Any]:

@@ -104,6 +104,10 @@ _run = Statements(
 )
 
 
+#: what was found is not there: a column, a table
+_GONE = ("42703", "42P01")
+
+
 class Unfit(MlRagError):
     """Not a call for one statement, and why."""
 
@@ -419,6 +423,15 @@ class Retrieval:
         return found | {"method": "document_order"}
 
     def _find(self, request: Request, question: str, stores: list[Store], vector: str | None) -> Found:
+        try:
+            return self._find_in(request, question, stores, vector)
+        except (self._plpy.SPIError, MlRagError) as e:
+            # a search that had to wait for a change of a table to be over goes by what that has left
+            if sqlstate(e) in _GONE and (now := self._discover(request, question)) != stores:
+                return self._find_in(request, question, now, vector)
+            raise
+
+    def _find_in(self, request: Request, question: str, stores: list[Store], vector: str | None) -> Found:
         if len(stores) == 1 or all(store.found == "named" for store in stores):
             return self._embed_and_search(request, question, stores, vector)
         # a store that the call does not name must not delay it: if it is locked, it is left out
