@@ -140,9 +140,7 @@ def test_a_session_follows_other_statistics_of_an_index(db: Database, owner: Con
     search(asker, "common words", 100, **options)
     enable(owner, options=json.dumps({"statistics": "visible", "language": "simple"}))
     found = search(asker, "common words", 100, **options)
-    with psycopg.connect(owner.info.dsn, autocommit=True) as new:
-        new.execute(sql.SQL("SET SESSION AUTHORIZATION {}").format(sql.Identifier(db.role("asker"))))
-        assert found == search(new, "common words", 100, **options)
+    assert found == search(db.connect("asker"), "common words", 100, **options)
     assert len(found) == 3
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -34,6 +35,8 @@ class Ollama(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def ollama() -> Iterator[str]:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed, by which the demo asks an Ollama")
     with HTTPServer(("127.0.0.1", 0), Ollama) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"127.0.0.1:{server.server_port}"
