@@ -170,7 +170,7 @@ BEGIN
   text := _generated.text;
   finish_reason := _generated.finish_reason;
   tokens := jsonb_build_object('prompt', _generated.prompt_tokens, 'generated', _generated.generated_tokens);
-  -- whoever asks in place of this call has it counted by the model server
+  -- a program that asks in place of this call has it counted by the model server
   IF (messages ? 'completion') IS NOT TRUE THEN
     retrieval.trace := retrieval.trace || ROW('generate', clock_timestamp(), NULL)::ml_rag.step;
   END IF;

@@ -1,4 +1,4 @@
--- track: what a call reports of itself, for whoever watches (watch/watch.sql): begun, at which stage, how far, ended how.
+-- track: what a call reports of itself, for those who watch (watch/watch.sql): begun, at which stage, how far, ended how.
 --
 -- A routine that is watched reads
 --   DECLARE _call integer := ml_rag._begin('ml_generate');
@@ -20,7 +20,7 @@ LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE STRICT AS $$
 # purpose: begin (name: the routine, model: its stage), stage or end (name: SQLSTATE). error: PostgreSQL wants the statement to end
 if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
     if plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
-        return None, None  # whoever needs the Python side says what is wrong with it
+        return None, None  # those who need the Python side say what is wrong with it
 return GD["ml_rag"].calls.report(plpy, event, call, name, model, trace, began)
 $$;
 
