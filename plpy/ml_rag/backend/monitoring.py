@@ -58,7 +58,7 @@ WHERE coalesce(pg_has_role(r.oid, 'USAGE'), false) OR pg_has_role('pg_read_all_s
 
 
 def _ask(plpy: Any, server: ModelServer, **fields: Any) -> dict[str, Any]:
-    """The reply of the model server, which is told which backends are no longer there."""
+    """The reply of the model server. The request names the backends that have ended."""
     cluster, database = calls.origin(plpy)
     request = {"cluster": cluster, "database": database, **fields}
     calls.send_waiting()

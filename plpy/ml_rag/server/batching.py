@@ -124,7 +124,7 @@ class Worker:
                 if done.cancelled():
                     tell("end", ClientGone())
                 with contextlib.suppress(RuntimeError):
-                    loop.call_soon_threadsafe(place.close)  # nobody waits for a client that reads slowly
+                    loop.call_soon_threadsafe(place.close)  # a client that reads slowly holds up no other
 
             future = self.submit(self._counted, cancelled, work)
             future.add_done_callback(ended)

@@ -1,4 +1,4 @@
-"""Connections to the gateway: those that send no whole request, which need no token, keep nobody else out."""
+"""Bounds for connections to the gateway: one that sends no whole request is closed, and does not keep others out."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def protocol(connections: int = 0) -> type[asyncio.Protocol]:
                 return
             self._since = monotonic() if self._since is None else self._since
             self._loose += len(data)
-            # after a request it can be the rest of a body that nobody reads
+            # after a request it can be the rest of a body that is not read
             if self._loose > (HEAD if self.cycle is None else BODY):
                 self.transport.close()
 
