@@ -63,7 +63,7 @@ AS $$
 BEGIN
   DELETE FROM ml_rag_internal.keyword_store AS i USING pg_event_trigger_dropped_objects() AS d
   WHERE d.classid = 'pg_class'::regclass AND d.objsubid = 0 AND i.store = d.objid
-    -- by whoever owns the table: with its function goes one of whoever may make triggers, too
+    -- by the owner of the table: a trigger that goes with its function may be of a role that may only make triggers
     OR d.classid = 'pg_trigger'::regclass AND d.original AND d.address_names[3] ~ '^ml_rag_keywords_written'
       AND i.store = to_regclass(format('%I.%I', d.address_names[1], d.address_names[2]));
   DELETE FROM ml_rag.vectorizer_truncated AS t USING pg_event_trigger_dropped_objects() AS d
