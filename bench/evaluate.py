@@ -221,11 +221,15 @@ def question_checks(
     yield Check("questions that only seem to name one, left alone", "northwind", alone, "1", alone == 1)
     evaluation.ask([question for question in evaluation.dataset.questions if question.documents])
     with work.task("northwind: simple against advanced") as task:
-        measured = questions.lines(evaluation, task.tell)
+        measured = questions.lines(connection, evaluation, task.tell)
     console.print(questions.table(measured))
     console.print()
     gain = round(questions.gain(measured), 4)
     yield Check("the best advanced line against hybrid, nDCG@10", "northwind", gain, "≥ 0.02", gain >= 0.02)
+    for line in (measured["+ synonyms"], measured["+ synonyms, abstain"]):
+        match, p = round(line.match, 4), 1.0 if line.p_value is None else line.p_value
+        yield Check(f"{line.title}: questions with a right citation", "northwind", match, "≥ 0.88", match >= 0.88)
+        yield Check(f"{line.title}: p of its difference to hybrid", "northwind", p, "< 0.05", p < 0.05)
 
 
 def merge_checks(

@@ -51,46 +51,69 @@ LINES = [
             ],
         },
     ),
+    Arm("hybrid, abstain", {**_HYBRID, "abstain": True}),
+    Arm("+ synonyms, abstain", {**_advanced(synonyms=True), "abstain": True}),
 ]
-_SIMPLE = ("semantic", "keyword", "hybrid", "hybrid, semantic_weight 0.4")
+_SIMPLE = ("semantic", "keyword", "hybrid", "hybrid, semantic_weight 0.4", "hybrid, abstain")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A way to search the Northwind questions. ``milliseconds``: median of the retrieval, recorded model included."""
+    """A way to search the Northwind questions. ``milliseconds``: median of the retrieval, recorded model included.
+
+    ``match``: share of the questions of which a citation is right. ``p_value``: of its difference to hybrid search,
+    which abstains where the line does; null where they do not differ.
+    """
 
     title: str
     ndcg_10: float
     recall_3: float
+    match: float
+    p_value: float | None
     milliseconds: float
 
 
-def lines(evaluation: Evaluation, progress: Callable[[int, int], None]) -> list[Line]:
+def lines(
+    connection: psycopg.Connection[Any], evaluation: Evaluation, progress: Callable[[int, int], None]
+) -> dict[str, Line]:
     """Simple against Advanced over the questions that ``evaluation`` asks."""
-    found = []
+    query = "SELECT p_value FROM ml_rag_compare_runs(%s, %s) WHERE measure = 'citation_match'"
+    found: dict[str, Line] = {}
+    runs: dict[str, int] = {}
     for arm in LINES:
         run = evaluation.run(arm, {"k": [3, 10]}, progress)
         if run["errors"]:
             raise RuntimeError(f"{arm.title}: {run['errors']}")
         measures = run["measures"]
-        found.append(Line(arm.title, measures["ndcg@10"], measures["recall@3"], run["latency"]["retrieval"]["p50"]))
+        runs[arm.title] = run["run_id"]
+        simple = runs.get("hybrid, abstain" if "abstain" in arm.options else "hybrid")
+        row = connection.execute(query, (simple, run["run_id"])).fetchone() if simple else None
+        found[arm.title] = Line(
+            arm.title,
+            measures["ndcg@10"],
+            measures["recall@3"],
+            measures["citation_match"],
+            row and row[0],
+            run["latency"]["retrieval"]["p50"],
+        )
     return found
 
 
-def gain(found: Sequence[Line]) -> float:
+def gain(found: Mapping[str, Line]) -> float:
     """nDCG@10 of the best advanced line over hybrid search."""
-    hybrid = next(line.ndcg_10 for line in found if line.title == "hybrid")
-    return max(line.ndcg_10 for line in found if line.title not in _SIMPLE) - hybrid
+    return max(line.ndcg_10 for title, line in found.items() if title not in _SIMPLE) - found["hybrid"].ndcg_10
 
 
-def table(found: Sequence[Line]) -> Table:
+def table(found: Mapping[str, Line]) -> Table:
     """The lines, as they are shown."""
     shown = Table(title="northwind: simple against advanced (recorded model)", title_justify="left", box=None)
     shown.add_column("")
-    for name in ("ndcg@10", "recall@3", "ms p50"):
+    for name in ("ndcg@10", "recall@3", "citation match", "p against hybrid", "ms p50"):
         shown.add_column(name, justify="right")
-    for line in found:
-        shown.add_row(line.title, f"{line.ndcg_10:.3f}", f"{line.recall_3:.3f}", f"{line.milliseconds:.1f}")
+    for line in found.values():
+        p = "" if line.p_value is None else f"{line.p_value:.3f}"
+        shares = (f"{share:.3f}" for share in (line.ndcg_10, line.recall_3, line.match))
+        shown.add_row(line.title, *shares, p, f"{line.milliseconds:.1f}")
     return shown
 
 
