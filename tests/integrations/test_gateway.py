@@ -29,9 +29,9 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from ml_rag.errors import MlRagError
-from ml_rag.integrations import gateway
+from ml_rag.integrations import connections, gateway
 from ml_rag.integrations.database import Reader, worded
-from ml_rag.integrations.gateway import Config, connections, digest, share
+from ml_rag.integrations.gateway import Config, digest, share
 from ml_rag.integrations.gateway.answer import Answer
 from ml_rag.integrations.gateway.citations import renumbered, sources, titles, url_citations, without_list
 from ml_rag.integrations.gateway.question import BODY, question

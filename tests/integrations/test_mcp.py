@@ -23,7 +23,10 @@ from ml_rag.integrations import mcp
 from support.cluster import Database
 from support.stores import create_store, fake_embedding
 
-ML_RAG = [sys.executable, "-c", "import sys; sys.argv[0] = 'ml-rag'; from ml_rag.cli import main; main()"]
+MAIN = "import sys; sys.argv[0] = 'ml-rag'; from ml_rag.cli import main; main()"
+ML_RAG = [sys.executable, "-c", MAIN]
+#: with less patience for connections that send no request
+IMPATIENT = "from ml_rag.integrations import connections; connections.PATIENCE = 0.2; " + MAIN
 
 
 @pytest.fixture
@@ -385,11 +388,11 @@ async def test_over_stdin_and_stdout(boats: str) -> None:
 
 
 @contextlib.contextmanager
-def listening(dsn: str) -> Iterator[str]:
+def listening(dsn: str, main: str = MAIN) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [*ML_RAG, "mcp", "--http", "--port", str(port)]
+    command = [sys.executable, "-c", main, "mcp", "--http", "--port", str(port)]
     process = subprocess.Popen(command, env={**os.environ, "ML_RAG_DSN": dsn}, stderr=subprocess.PIPE, text=True)
     try:
         for _ in range(300):
@@ -420,6 +423,27 @@ async def test_over_http(boats: str) -> None:
             assert result.structured_content is not None
             assert "".join(message or "" for message in told) == result.structured_content["text"]
             assert len(told) > 4
+
+
+async def test_a_connection_that_sends_no_request_is_closed(boats: str) -> None:
+    with listening(boats, IMPATIENT) as url:
+        address = "127.0.0.1", int(url.split(":")[2].split("/")[0])
+        with socket.create_connection(address, 10) as silent, socket.create_connection(address, 10) as half:
+            half.sendall(b"POST /mcp HTTP/1.1\r\nHost: x\r\n")
+            for connection in (silent, half):
+                with contextlib.suppress(ConnectionError):
+                    assert connection.recv(1) == b""
+        async with Client(url) as client:
+            assert len((await call(client, "search", query="boat", limit=1))["results"]) == 1
+
+
+def test_a_port_that_is_taken_is_named(boats: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [*ML_RAG, "mcp", "--http", "--port", port, "--dsn", boats]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
 
 
 def test_a_page_from_elsewhere_cannot_ask(boats: str) -> None:

@@ -35,7 +35,7 @@ def served(made: Callable[[int], Any], http: Any = "auto") -> Iterator[int]:
 def gateway_of(dsn: str, config: Any, connections: int = 8) -> Iterator[str]:
     """The base URL of a gateway for OpenAI's client."""
     from ml_rag.integrations import gateway
-    from ml_rag.integrations.gateway.connections import protocol
+    from ml_rag.integrations.connections import protocol
 
     with served(lambda _: gateway.app(dsn, config, connections), protocol(connections)) as port:
         yield f"http://127.0.0.1:{port}/v1"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -91,10 +90,8 @@ def gateway(dsn: str, config: Path, host: str, port: int, connections: int) -> N
 
     The role of the DSN must be a member of the roles of the tokens, and needs no other privilege.
     """
-    import uvicorn
-
+    from ml_rag.integrations.connections import serve
     from ml_rag.integrations.gateway import Config, app
-    from ml_rag.integrations.gateway.connections import protocol
 
     wanted = Config.read(config)
     made = app(dsn, wanted, connections)
@@ -104,18 +101,8 @@ def gateway(dsn: str, config: Path, host: str, port: int, connections: int) -> N
             _try_role(connection, role)
             for name, options in wanted.models.items():
                 _try_preset(connection, name, options, role)
-    address = f"[{host}]" if ":" in host else host
 
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                click.echo(f"listening on http://{address}:{port}/v1, models: {', '.join(wanted.models)}", err=True)
+    def ready(address: str) -> None:
+        click.echo(f"listening on {address}/v1, models: {', '.join(wanted.models)}", err=True)
 
-    bounds: Any = protocol(connections)  # uvicorn's annotation names its own only
-    server = Server(
-        uvicorn.Config(made, http=bounds, ws="none", host=host, port=port, log_level="warning", server_header=False)
-    )
-    server.run()
-    if not server.started:
-        raise MlRagError(f"cannot listen on {address}:{port}", hint="The log above says why; --port takes another.")
+    serve(made, host, port, connections, ready)

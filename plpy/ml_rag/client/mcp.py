@@ -31,6 +31,11 @@ def mcp(dsn: str, http: bool, host: str, port: int, connections: int, model_serv
     psycopg.connect(dsn).close()
     made = server(dsn, connections, model_server)
     if http:
-        made.run("streamable-http", host=host, port=port, stateless_http=True)
+        from ml_rag.integrations.connections import serve
+
+        def ready(address: str) -> None:
+            click.echo(f"listening on {address}/mcp", err=True)
+
+        serve(made.streamable_http_app(host=host, stateless_http=True), host, port, connections, ready)
     else:
         made.run("stdio")

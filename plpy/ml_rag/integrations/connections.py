@@ -1,20 +1,25 @@
-"""Bounds for connections to the gateway: one that sends no whole request is closed, and does not keep others out."""
+"""Serving an application over HTTP: a connection that sends no whole request is closed, and keeps nobody out."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
+import socket
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
+import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from ml_rag.integrations.gateway.question import BODY
+from ml_rag.errors import MlRagError
 
 #: seconds for which a connection may be without a whole head of a request
 PATIENCE = 10.0
-#: bytes of a head
-HEAD = 64 * 1024
+#: bytes of a head, and of the rest of a body that is not read
+HEAD, BODY = 64 * 1024, 1024 * 1024
 #: connections at most, and descriptors that are left for all else
 MOST, OTHERS = 4096, 128
 
@@ -56,3 +61,26 @@ def protocol(connections: int = 0) -> type[asyncio.Protocol]:
                 self.loop.call_later(PATIENCE, self._look)
 
     return Protocol
+
+
+def serve(app: ASGIApp, host: str, port: int, connections: int, ready: Callable[[str], object]) -> None:
+    """Serve until SIGTERM or SIGINT. ``ready`` gets the address, ``http://HOST:PORT``, once it is listened on.
+
+    ``connections``: of the application to the database. Raises MlRagError where the address cannot be listened on.
+    """
+    address = f"{f'[{host}]' if ':' in host else host}:{port}"
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                ready(f"http://{address}")
+
+    bounds: Any = protocol(connections)  # uvicorn's annotation names its own only
+    server = Server(
+        uvicorn.Config(app, http=bounds, ws="none", host=host, port=port, log_level="warning", server_header=False)
+    )
+    with contextlib.suppress(SystemExit):  # uvicorn's where another program has the port
+        server.run()
+    if not server.started:
+        raise MlRagError(f"cannot listen on {address}", hint="The log above says why; --port takes another.")
