@@ -176,6 +176,28 @@ def test_options_of_ml_rag_reach_the_search(boats: MlRagVectorStore) -> None:
     assert [d.id for d in retriever.invoke("house")] == ["a"]
 
 
+@pytest.mark.parametrize("embedding", [None, DeterministicFakeEmbedding(size=6)])
+def test_filters_of_the_store_hold_for_ids_and_deleting(asker_dsn: str, embedding: Embeddings | None) -> None:
+    whole = MlRagVectorStore(asker_dsn, 'public."100% boats"', embedding)
+    whole.add_documents(BOATS)
+    # a text of a filter is no pattern and no parameter, whatever it has
+    whole.add_texts(["raft"], [{"tags": "sea", "100%": "%s"}], ids=["e"])
+    sea = {"and": [{"tags": "sea"}, {"year": {"ne": 2001}}]}
+    theirs = MlRagVectorStore(asker_dsn, 'public."100% boats"', embedding, options={"filters": sea})
+    assert [d.id for d in theirs.get_by_ids(["d", "b", "a", "e", "x"])] == ["b", "e"]
+    odd = MlRagVectorStore(asker_dsn, 'public."100% boats"', embedding, options={"filters": {"100%": "%s"}})
+    assert [d.id for d in odd.get_by_ids(["e", "b"])] == ["e"]
+    theirs.delete(["a", "b"])
+    assert [d.id for d in whole.get_by_ids(["a", "b", "c", "d", "e"])] == ["a", "c", "d", "e"]
+    theirs.delete()
+    assert [d.id for d in whole.get_by_ids(["a", "b", "c", "d", "e"])] == ["a", "c", "d"]
+    with error("22023", ours=False):
+        MlRagVectorStore(asker_dsn, 'public."100% boats"', embedding, options={"filters": []}).delete()
+    assert len(whole.get_by_ids(["a", "c", "d"])) == 3
+    for store in (whole, theirs, odd):
+        store.close()
+
+
 def test_marginal_relevance_takes_what_differs(asker_dsn: str) -> None:
     store = MlRagVectorStore(asker_dsn, "public.twins")
     store.add_texts(["red boat", "red boat", "red house"], ids=["1", "2", "3"])

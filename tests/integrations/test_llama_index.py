@@ -175,7 +175,7 @@ def test_deleting(store: MlRagVectorStore) -> None:
     assert ids(store) == {"c", "d"}
     store.delete_nodes()
     store.delete_nodes(filters=MetadataFilters(filters=[]))
-    with pytest.raises(ValueError, match="Nested"):
+    with pytest.raises(ValueError, match="has no filter"):
         store.delete_nodes(filters=MetadataFilters(filters=[MetadataFilters(filters=[])]))
     assert ids(store) == {"c", "d"}
     store.delete_nodes(["c", "x"], filters=one("year", 2001))
@@ -183,6 +183,23 @@ def test_deleting(store: MlRagVectorStore) -> None:
     store.delete_nodes(["c"], filters=MetadataFilters(filters=[]))
     store.delete_nodes(filters=one("city", "Paris"))
     assert ids(store) == set()
+
+
+def test_filters_of_the_store_hold_for_all_methods(store: MlRagVectorStore, asker_dsn: str) -> None:
+    options = {"filters": {"year": {"gte": 2005}}}
+    late = MlRagVectorStore(asker_dsn, "public.nodes", store.embed_dim, options)
+    assert {n.node_id for n in late.get_nodes()} == {"b", "c", "d"}
+    assert [n.node_id for n in late.get_nodes(["c", "a"])] == ["c"]
+    nested = MetadataFilters(filters=[one("year", 2010), one("city", "Paris")])
+    assert [n.node_id for n in late.get_nodes(filters=nested)] == ["d"]
+    late.delete("doc-1")
+    late.delete_nodes(["a"])
+    assert ids(store) == {"a", "c", "d"}
+    late.delete_nodes(filters=nested)
+    assert ids(store) == {"a", "c"}
+    late.clear()
+    assert ids(store) == {"a"}
+    late.close()
 
 
 def test_getting_and_clearing(store: MlRagVectorStore) -> None:

@@ -26,7 +26,7 @@ from pydantic import PrivateAttr, model_validator
 from ml_rag.errors import MlRagError
 from ml_rag.integrations.database import Database, asked, citation_id, keys_of, with_source
 from ml_rag.integrations.names import refuse_unknown
-from ml_rag.integrations.store import NO_WORDS, Row, Store, number, path
+from ml_rag.integrations.store import NO_WORDS, Row, Store, narrowed, number, path
 
 #: operators of langchain-postgres, as option filters has them
 _OPERATORS = ("eq", "ne", "lt", "lte", "gt", "gte", "in", "nin", "between", "exists", "like", "ilike")
@@ -121,13 +121,13 @@ class MlRagVectorStore(VectorStore):
         return keys
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
-        """Delete the documents of these ids; None: all."""
-        self._store.delete(ids)
+        """Delete the documents of these ids; None: all. What the store's options leave out stays."""
+        self._store.delete(self._options, ids=ids)
         return True
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        """The documents of these ids that there are, in their order."""
-        return [_document(row) for row in self._store.by_ids(ids)]
+        """The documents of these ids that there are, in their order, but for what the store's options leave out."""
+        return [_document(row) for row in self._store.rows(self._options, list(ids))]
 
     def _search(
         self,
@@ -144,11 +144,7 @@ class MlRagVectorStore(VectorStore):
         if vector is None and self._embedding is not None:
             vector = self._embedding.embed_query(query)
         wanted = {"distance_metric": self._distance_metric, **self._options, **(options or {}), "n_citations": k}
-        if filter:
-            # beside those of the store, which may keep tenants apart
-            given = [wanted["filters"]] if wanted.get("filters") else []
-            wanted["filters"] = {"and": [*given, filters(filter)]}
-        return self._store.search(query, wanted, vector)
+        return self._store.search(query, narrowed(wanted, [filters(filter)] if filter else []), vector)
 
     def similarity_search(
         self,

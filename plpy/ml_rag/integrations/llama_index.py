@@ -24,11 +24,11 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQueryMode,
     VectorStoreQueryResult,
 )
-from llama_index.core.vector_stores.utils import build_metadata_filter_fn, metadata_dict_to_node, node_to_metadata_dict
+from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 
 from ml_rag.integrations.database import Database, asked, citation_id, keys_of, with_source
 from ml_rag.integrations.names import refuse_unknown
-from ml_rag.integrations.store import NO_WORDS, Row, Store, number, path
+from ml_rag.integrations.store import NO_WORDS, Row, Store, narrowed, number, path
 
 #: how each mode of a query is searched
 _MODES: dict[VectorStoreQueryMode, dict[str, Any]] = {
@@ -60,6 +60,17 @@ def filters(given: MetadataFilters) -> dict[str, Any]:
     if condition == FilterCondition.NOT:
         return {"not": {"or": parts}}
     return {condition.value: parts}
+
+
+def _conditions(given: MetadataFilters | None) -> list[dict[str, Any]]:
+    """The conditions of option ``filters`` that metadata filters are; none where these have none."""
+    return [filters(given)] if given is not None and given.filters else []
+
+
+def _has_empty_group(given: MetadataFilters) -> bool:
+    """Whether a group within these filters has no filter, which every node would pass."""
+    groups = [one for one in given.filters if isinstance(one, MetadataFilters)]
+    return any(not group.filters or _has_empty_group(group) for group in groups)
 
 
 def _condition(one: MetadataFilter) -> dict[str, Any]:
@@ -150,36 +161,26 @@ class MlRagVectorStore(BasePydanticVectorStore):
         )
 
     def delete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
-        """Delete the nodes of a source document."""
-        self._store.delete_documents([number(ref_doc_id)])
+        """Delete the nodes of a source document. What ``options`` leave out stays, here and below."""
+        self._store.delete(self.options, documents=[number(ref_doc_id)])
 
     def delete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **delete_kwargs: Any
     ) -> None:
         """Delete nodes by their ids, by filters or by both; nothing without either. Filters without one are none."""
-        if filters is not None and not filters.filters:
-            filters = None
-        if node_ids is not None or filters is not None:
-            self._store.delete(self._chosen(node_ids, filters))
+        conditions = _conditions(filters)
+        if filters is not None and _has_empty_group(filters):
+            raise ValueError("a group of filters within another one has no filter")
+        if node_ids is not None or conditions:
+            self._store.delete(narrowed(self.options, conditions), ids=node_ids)
 
     def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
-        """Nodes by their ids, by filters or by both; all without either. Filters look at each row of the store."""
-        return [_node(row) for row in self._store.by_ids(self._chosen(node_ids, filters))]
-
-    def _chosen(self, node_ids: list[str] | None, filters: MetadataFilters | None) -> list[str]:
-        if filters is None and node_ids is not None:
-            return node_ids
-        wanted = None if node_ids is None else set(node_ids)
-        chosen = []
-        for key, metadata in self._store.metadata():
-            fits = build_metadata_filter_fn({key: keys_of(metadata)}.__getitem__, filters)
-            if (wanted is None or key in wanted) and fits(key):
-                chosen.append(key)
-        return chosen
+        """Nodes by their ids, by filters or by both; all without either."""
+        return [_node(row) for row in self._store.rows(narrowed(self.options, _conditions(filters)), node_ids)]
 
     def clear(self) -> None:
         """Delete all nodes."""
-        self._store.delete(None)
+        self._store.delete(self.options)
 
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         """The nodes that fit best. Modes: default, hybrid, sparse and text_search; ``alpha`` is the semantic weight."""
@@ -193,16 +194,13 @@ class MlRagVectorStore(BasePydanticVectorStore):
         options = {**self.options, **_MODES[query.mode], "n_citations": count}
         if query.mode == VectorStoreQueryMode.HYBRID and query.alpha is not None:
             options["hybrid_options"] = {**options.get("hybrid_options", {}), "semantic_weight": query.alpha}
-        conditions = [options["filters"]] if options.get("filters") else []
-        if query.filters is not None and query.filters.filters:
-            conditions.append(filters(query.filters))
+        conditions = _conditions(query.filters)
         # an index that was made from a store gives an empty list for no limit
         if query.doc_ids:
             conditions.append({"/ref_doc_id": {"in": query.doc_ids}})
         if query.node_ids:
             conditions.append({"id": {"in": query.node_ids}})
-        if conditions:
-            options["filters"] = {"and": conditions}
+        options = narrowed(options, conditions)
         vector = query.query_embedding if self.embed_dim is not None else None
         rows = self._store.search(query.query_str or NO_WORDS, options, vector) if count else []
         return VectorStoreQueryResult(

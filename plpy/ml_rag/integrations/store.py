@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,13 @@ from ml_rag.integrations.database import Database, asked
 _COLUMNS = {"segment": "segment", "segment_embedding": "segment_embedding"}
 #: the columns that every statement here names
 _NEEDED = ("document_name", "metadata", "document_id", "segment_number", "segment", "segment_embedding")
+#: what the options that leave rows out are in SQL
+_CONDITION = sql.SQL(
+    """SELECT f.condition, f.arguments
+    FROM ml_rag.discover(%(names)s, vector_store_columns => %(columns)s, unmarked => %(unmarked)s) AS d
+    CROSS JOIN LATERAL ml_rag.filter(d, ml_rag._parse_rag_options(%(options)s), %(parameter)s) AS f"""
+)
+_ARGUMENTS = "(%(arguments)s::pg_catalog.text[])"
 #: stands for the question where there is only its vector: it has no words
 NO_WORDS = "?"
 _PREREQUISITE = psycopg.errors.ObjectNotInPrerequisiteState
@@ -59,8 +66,16 @@ def path(key: str) -> str:
     return "/" + key.replace("~", "~0").replace("/", "~1")
 
 
+def narrowed(options: Mapping[str, Any], conditions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Options whose ``filters`` have further conditions, beside their own, which may keep tenants apart."""
+    if not conditions:
+        return dict(options)
+    own = [options["filters"]] if options.get("filters") else []
+    return {**options, "filters": {"and": [*own, *conditions]}}
+
+
 class Store:
-    """One table."""
+    """One table. ``options``: of ``ml_rag``; those that leave rows out count in each method."""
 
     def __init__(self, database: Database, name: str, dimensions: int | None = None) -> None:
         """Make the table unless it is there; ``dimensions``: of the caller's vectors, null = the database embeds.
@@ -183,34 +198,46 @@ class Store:
         with self._database.transaction() as connection:
             connection.execute(query, parameters)
 
-    def delete(self, ids: Sequence[str] | None) -> None:
-        """Delete the rows of these ids; None: all."""
-        query = sql.SQL("DELETE FROM {} AS t WHERE %(ids)s::text[] IS NULL OR {} = ANY (%(ids)s)").format(
-            self.table, self._id
-        )
-        with self._database.transaction() as connection:
-            connection.execute(query, {"ids": None if ids is None else list(ids)})
-
-    def delete_documents(self, documents: Sequence[int]) -> None:
-        """Delete the rows of these documents."""
-        query = sql.SQL("DELETE FROM {} AS t WHERE t.document_id = ANY (%(documents)s)").format(self.table)
-        with self._database.transaction() as connection:
-            connection.execute(query, {"documents": list(documents)})
-
-    def metadata(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Id and metadata of all rows, read in portions."""
-        query = sql.SQL("SELECT {} AS id, t.metadata FROM {} AS t").format(self._id, self.table)
-        with self._database.transaction() as connection, connection.cursor("ml_rag_metadata") as cursor:
-            for row in cursor.execute(query, {}):
-                yield row["id"], row["metadata"]
-
-    def by_ids(self, ids: Sequence[str]) -> list[dict[str, Any]]:
-        """The rows of these ids, with ``id``, ``document_name``, ``segment``, ``metadata``, in their order."""
+    def delete(
+        self, options: Mapping[str, Any], *, ids: Sequence[str] | None = None, documents: Sequence[int] | None = None
+    ) -> None:
+        """Delete the rows of these ids and documents; None: of all."""
+        condition, arguments = self._condition(options)
         query = sql.SQL(
-            "SELECT {0} AS id, t.document_name, t.segment, t.metadata FROM {1} AS t WHERE {0} = ANY (%(ids)s)"
-            " ORDER BY pg_catalog.array_position(%(ids)s::text[], {0})"
-        ).format(self._id, self.table)
-        return self._database.rows(query, {"ids": list(ids)})
+            "DELETE FROM {} AS t WHERE (%(ids)s::text[] IS NULL OR {} = ANY (%(ids)s))"
+            " AND (%(documents)s::bigint[] IS NULL OR t.document_id = ANY (%(documents)s)){}"
+        ).format(self.table, self._id, condition)
+        with self._database.transaction() as connection:
+            connection.execute(query, {"ids": ids, "documents": documents, **arguments})
+
+    def rows(self, options: Mapping[str, Any], ids: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """Id, document_name, segment and metadata of the rows of these ids, in their order; None: all."""
+        condition, arguments = self._condition(options)
+        query = sql.SQL(
+            "SELECT {0} AS id, t.document_name, t.segment, t.metadata FROM {1} AS t"
+            " WHERE (%(ids)s::text[] IS NULL OR {0} = ANY (%(ids)s)){2}"
+            " ORDER BY pg_catalog.array_position(%(ids)s::text[], {0}), t.document_id, t.segment_number"
+        ).format(self._id, self.table, condition)
+        return self._database.rows(query, {"ids": ids, **arguments})
+
+    def _condition(self, options: Mapping[str, Any]) -> tuple[sql.SQL, dict[str, Any]]:
+        """The options that leave rows out, as a condition that begins with AND, or empty, and its parameters."""
+        is_unmarked = self._model is None
+        found = self._database.rows(
+            _CONDITION,
+            {
+                "names": [self.name],
+                "columns": Jsonb(_COLUMNS) if is_unmarked else None,
+                "unmarked": is_unmarked,
+                "options": Jsonb(dict(options)),
+                "parameter": _ARGUMENTS,
+            },
+        )
+        if not found:
+            raise MlRagError(f"{self.name} is not a vector store that this role may read")
+        # psycopg reads a % as the beginning of a parameter
+        parts = [part.replace("%", "%%") for part in found[0]["condition"].split(_ARGUMENTS)]
+        return sql.SQL(_ARGUMENTS.join(parts)), {"arguments": found[0]["arguments"]}
 
     def search(
         self, query: str, options: Mapping[str, Any], vector: Sequence[float] | None = None
