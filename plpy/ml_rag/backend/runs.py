@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -161,22 +160,22 @@ class _Postings:
     _MANY = 255
 
     def __init__(self) -> None:
-        self._vocabulary: defaultdict[str, int] = defaultdict(itertools.count().__next__)
+        self._vocabulary = tokens.Vocabulary()
         self._parts: list[NDArray[np.uint64]] = []
         self._many: dict[int, int] = {}
         #: of the terms, and of the postings
         self.characters, self.size = 0, 0
 
-    def add(self, terms: Sequence[str], slots: NDArray[Any], counts: NDArray[Any]) -> None:
-        """The terms, and for each the slot where it stands and how often."""
-        known = len(self._vocabulary)
-        places = np.fromiter(map(self._vocabulary.__getitem__, terms), np.int64, len(terms))
-        self.characters += sum(map(len, itertools.islice(self._vocabulary, known, None)))
-        self._add(places, slots, counts)
+    def add(self, found: Tokens, slot: int) -> None:
+        """The tokens of texts, of which the first has that slot."""
+        known = len(self._vocabulary.numbers)
+        places = self._vocabulary.numbers_of(found)
+        self.characters += sum(map(len, itertools.islice(self._vocabulary.numbers, known, None)))
+        self._add(places, slot + found.rows, found.counts)
 
     def add_term(self, term: str, slots: NDArray[Any], counts: NDArray[Any]) -> None:
         """One term, all slots where it stands, and how often in each."""
-        self._add(np.full(len(slots), self._vocabulary[term]), slots, counts)
+        self._add(np.full(len(slots), self._vocabulary.numbers[term]), slots, counts)
 
     def _add(self, places: Ints, slots: NDArray[Any], counts: NDArray[Any]) -> None:
         owners = places << 16 | slots.astype(np.int64)
@@ -194,7 +193,7 @@ class _Postings:
         keys >>= np.uint64(24)
         starts = np.flatnonzero(np.diff(keys, prepend=np.uint64(2**40)))
         bounds = [*starts.tolist(), len(keys)]
-        names = list(self._vocabulary)
+        names = list(self._vocabulary.numbers)
         places = keys[starts].astype(np.int64).tolist()
         slot_bytes, count_bytes = slots.tobytes(), counts.tobytes()
         values = [
@@ -236,9 +235,9 @@ class RunWriter:
 
     def add(self, ids: Ints, found: Tokens) -> None:
         """At most ``RUN_ROWS`` rows more."""
-        if self._rows + len(ids) > RUN_ROWS or self._postings.size + len(found.terms) > _RUN_TOKENS:
+        if self._rows + len(ids) > RUN_ROWS or self._postings.size + len(found.rows) > _RUN_TOKENS:
             self.write()
-        self._postings.add(found.terms, self._rows + found.rows, found.counts)
+        self._postings.add(found, self._rows)
         self._ids.append(ids)
         self._lengths.append(found.lengths(len(ids)))
         self._rows += len(ids)

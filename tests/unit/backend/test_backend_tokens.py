@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ml_rag.backend import runs, tokens
 
-words = st.text("ab,:'\\ é3{", min_size=1, max_size=6)
+words = st.text("ab,:'\\ é3{", min_size=1, max_size=10)
 #: word -> how often
 rows = st.lists(st.dictionaries(words, st.integers(1, 254), max_size=4), max_size=6)
 
@@ -29,8 +29,13 @@ def vector(counts: dict[str, int], first: int = 1) -> str:
 
 def as_rows(found: tokens.Tokens, n: int) -> list[dict[str, int]]:
     read: list[dict[str, int]] = [{} for _ in range(n)]
-    for row, term, count in zip(found.rows.tolist(), found.terms, found.counts.tolist(), strict=True):
-        read[row][term] = count
+    vocabulary = tokens.Vocabulary()
+    numbers = vocabulary.numbers_of(found).tolist()
+    # once more, now that the table has them
+    assert vocabulary.numbers_of(found).tolist() == numbers
+    terms = list(vocabulary.numbers)
+    for row, number, count in zip(found.rows.tolist(), numbers, found.counts.tolist(), strict=True):
+        read[row][terms[number]] = count
     return read
 
 
@@ -69,8 +74,15 @@ def test_a_vector_that_may_have_been_cut_is_asked_for_again() -> None:
 
 def test_json_of_some_rows() -> None:
     found = tokens.of_json(['{"a": 1, "b": 2}', "{}", '{"a": 3}'], [5, 7, 9])
-    assert (found.rows.tolist(), found.terms, found.counts.tolist()) == ([5, 5, 9], ["a", "b", "a"], [1, 2, 3])
+    assert as_rows(found, 10) == [*[{}] * 5, {"a": 1, "b": 2}, *[{}] * 3, {"a": 3}]
     assert tokens.of_json([]).lengths(2).tolist() == [0, 0]
+
+
+def test_terms_that_share_a_place_of_the_table_are_told_apart() -> None:
+    # so many that some share one
+    texts = [vector({f"{place}w{i}": 1 for i in range(100)}) for place in range(100)]
+    found, _ = tokens.of_vectors(texts)
+    assert as_rows(found, 100) == [{f"{place}w{i}": 1 for i in range(100)} for place in range(100)]
 
 
 postings = st.dictionaries(
@@ -86,7 +98,9 @@ postings = st.dictionaries(
 def test_postings_are_put_in_order(expected: dict[str, dict[int, int]]) -> None:
     made = runs._Postings()
     entries = sorted((slot, term, n) for term, own in expected.items() for slot, n in own.items())
-    made.add([e[1] for e in entries], np.array([e[0] for e in entries], int), np.array([e[2] for e in entries], int))
+    rows, terms, counts = map(list, zip(*entries, strict=True)) if entries else ([], [], [])
+    keys = np.zeros(len(terms), np.uint64)
+    made.add(tokens.Tokens(np.array(rows, int), np.array(counts, int), keys, terms), 0)
     names, values = made.packed()
     found = {}
     for name, packed in zip(names, values, strict=True):
