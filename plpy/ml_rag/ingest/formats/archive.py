@@ -7,16 +7,14 @@ import zipfile
 from io import BytesIO
 from typing import Any
 
+from ml_rag.archives import MAX_RATIO, SMALL
 from ml_rag.errors import DocumentError
+from ml_rag.ingest.formats.common import damaged, dublin_core, encrypted, unknown
 
 MAX_MEMBERS = 20_000
 MAX_UNPACKED = 512 * 1024 * 1024
-#: text packs about 10 to 1, an empty spreadsheet 100 to 1, a bomb 1000 to 1
-MAX_RATIO = 300
 #: what is said of an archive that is not
 FOLDERS = "A file that ends in .zip or .tar is loaded as a folder, unless it lies in an archive itself."
-#: below this a high ratio does no harm
-_SMALL = 16 * 1024 * 1024
 
 _ODF = {
     "application/vnd.oasis.opendocument.text": "odt",
@@ -48,12 +46,10 @@ def open_zip(content: bytes) -> zipfile.ZipFile:
     try:
         archive = zipfile.ZipFile(BytesIO(content))
     except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, OSError) as error:
-        raise DocumentError(
-            "document is truncated or damaged", detail=f"ZIP container: {error}", hint="Copy the file again."
-        ) from error
+        raise damaged(f"ZIP container: {error}") from error
     members = archive.infolist()
     unpacked = sum(member.file_size for member in members)
-    if len(members) > MAX_MEMBERS or unpacked > MAX_UNPACKED or unpacked > max(_SMALL, MAX_RATIO * len(content)):
+    if len(members) > MAX_MEMBERS or unpacked > MAX_UNPACKED or unpacked > max(SMALL, MAX_RATIO * len(content)):
         raise DocumentError(
             "document unpacks to too much data",
             detail=f"{len(content)} bytes hold {len(members)} members of {unpacked} bytes in sum",
@@ -62,10 +58,6 @@ def open_zip(content: bytes) -> zipfile.ZipFile:
     if any(member.flag_bits & 1 for member in members):
         raise encrypted("ZIP members are encrypted")
     return archive
-
-
-def encrypted(detail: str) -> DocumentError:
-    return DocumentError("document is encrypted", detail=detail, hint="Remove the password and load it again.")
 
 
 def detect_zip(content: bytes) -> str:
@@ -85,12 +77,8 @@ def detect_zip(content: bytes) -> str:
             if any(name.startswith(prefix) and name.endswith(".xml") for name in names):
                 return format_name
         if any(name.endswith("workbook.bin") for name in names):
-            raise _unknown("an XLSB workbook", "Save it as XLSX.")
-    raise _unknown("a ZIP archive", f"Unpack it. {FOLDERS}")
-
-
-def _unknown(kind: str, hint: str) -> DocumentError:
-    return DocumentError("unknown document format", detail=f"the content is {kind}", hint=hint)
+            raise unknown("the content is an XLSB workbook", "Save it as XLSX.")
+    raise unknown("the content is a ZIP archive", f"Unpack it. {FOLDERS}")
 
 
 def check_entities(archive: zipfile.ZipFile) -> None:
@@ -120,26 +108,19 @@ def parse_xml(content: bytes) -> Any:
     root = etree.fromstring(content, parser)
     for error in parser.error_log:
         if error.level == etree.ErrorLevels.FATAL and error.type_name not in _HARMLESS:
-            raise _damaged(f"{error.message.strip()}, line {error.line}")
+            raise damaged(f"XML: {error.message.strip()}, line {error.line}")
     if root is None:
-        raise _damaged("no root")
+        raise damaged("XML: no root")
     return root
 
 
-def _damaged(why: str) -> DocumentError:
-    return DocumentError("document is truncated or damaged", detail=f"XML: {why}"[:500], hint="Copy it again.")
-
-
-def core_properties(archive: zipfile.ZipFile) -> dict[str, str | None]:
+def core_properties(archive: zipfile.ZipFile) -> dict[str, Any]:
     """Title and author of an OOXML document."""
     if "docProps/core.xml" not in archive.namelist():
         return {}
     content = archive.read("docProps/core.xml")
     refuse_entities(content)
     try:
-        root = parse_xml(content)
+        return dublin_core(parse_xml(content))
     except DocumentError:
         return {}
-    title = root.find("{http://purl.org/dc/elements/1.1/}title")
-    author = root.find("{http://purl.org/dc/elements/1.1/}creator")
-    return {"title": None if title is None else title.text, "author": None if author is None else author.text}

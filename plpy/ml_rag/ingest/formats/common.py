@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ml_rag import abc
+from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats.pictures import Pictures
 
 #: a wider table is no grid that a person reads: its cells stand in a line, and empty ones are left out
@@ -42,6 +43,18 @@ class Request:
     language: str | None = None
     ocr: bool = False
     pictures: Pictures | None = None
+
+
+def damaged(detail: str, hint: str = "Copy the file again.") -> DocumentError:
+    return DocumentError("document is truncated or damaged", detail=detail[:500], hint=hint)
+
+
+def encrypted(detail: str) -> DocumentError:
+    return DocumentError("document is encrypted", detail=detail, hint="Remove the password and load it again.")
+
+
+def unknown(detail: str, hint: str) -> DocumentError:
+    return DocumentError("unknown document format", detail=detail, hint=hint)
 
 
 def clean(text: str) -> str:
@@ -95,6 +108,13 @@ def metadata(**values: object) -> dict[str, Any]:
         for key, value in found.items()
         if value and not (key in {"title", "author"} and value.lower() in _NOBODY)
     }
+
+
+def dublin_core(root: Any, authors: Sequence[str] = ("{http://purl.org/dc/elements/1.1/}creator",)) -> dict[str, Any]:
+    """Title and author below an element of XML; ``authors``: elements, of which the first one that is there has it."""
+    title = root.find(".//{http://purl.org/dc/elements/1.1/}title")
+    author = next((found for name in authors if (found := root.find(f".//{name}")) is not None), None)
+    return metadata(title=None if title is None else title.text, author=None if author is None else author.text)
 
 
 def document(

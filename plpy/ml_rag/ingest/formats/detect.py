@@ -8,6 +8,7 @@ import re
 from ml_rag.archives import compression
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats import FORMATS, HTML_TAGS
+from ml_rag.ingest.formats.common import unknown
 from ml_rag.ingest.formats.encoding import decode, utf16_without_mark
 
 _BY_ENDING = {ending: f for f in FORMATS.values() for ending in f.endings}
@@ -56,21 +57,15 @@ def detect(name: str, content: bytes, language: str | None = None) -> str:
 
         return detect_ole(content)
     if packed := compression(content):
-        raise _unknown(f"the content is a {packed} file in another", _PACKED)
+        raise unknown(f"the content is a {packed} file in another", _PACKED)
     for opening, kind, hint in _UNREADABLE:
         if content.startswith(opening) and (len(opening) > 2 or not _is_text(content)):
-            raise _unknown(f"the content is a {kind}", hint)
+            raise unknown(f"the content is a {kind}", hint)
     if content[257:262] == b"ustar":
-        raise _unknown(
-            "the content is a tar archive", "Give it a name that ends in .tar, .tar.gz, .tar.bz2 or .tar.xz."
-        )
+        raise unknown("the content is a tar archive", "Give it a name that ends in .tar, .tar.gz, .tar.bz2 or .tar.xz.")
     if not _is_text(content):
-        raise _unknown("the content is neither text nor a known document format", _CONVERT)
+        raise unknown("the content is neither text nor a known document format", _CONVERT)
     return _detect_text(name, content, language)
-
-
-def _unknown(detail: str, hint: str) -> DocumentError:
-    return DocumentError("unknown document format", detail=detail, hint=hint)
 
 
 def _is_text(content: bytes) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ml_rag import abc
 from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip
-from ml_rag.ingest.formats.common import Request, document, metadata
+from ml_rag.ingest.formats.common import Request, document
 from ml_rag.ingest.formats.html import html_blocks
 
 # mammoth knows headings; the title styles are left to the caller.
@@ -28,7 +28,7 @@ def parse_docx(_name: str, content: bytes, request: Request) -> abc.Document:
 
     with open_zip(content) as archive:
         check_entities(archive)
-        meta = metadata(**core_properties(archive))
+        meta = core_properties(archive)
 
     marks: list[str] = []
 

@@ -10,13 +10,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from ml_rag import abc
-from ml_rag.errors import DocumentError
-from ml_rag.ingest.formats.archive import check_entities, encrypted, open_zip, parse_xml
-from ml_rag.ingest.formats.common import Request, document, metadata, numbers
+from ml_rag.ingest.formats.archive import check_entities, open_zip, parse_xml
+from ml_rag.ingest.formats.common import Request, damaged, document, dublin_core, encrypted, numbers
 from ml_rag.ingest.formats.encoding import decode
 from ml_rag.ingest.formats.html import html_blocks
 
-_DC = "{http://purl.org/dc/elements/1.1/}"
 _ENCRYPTED_CONTENT = ".//{http://www.w3.org/2001/04/xmlenc#}CipherReference"
 
 
@@ -30,8 +28,7 @@ def parse_epub(_name: str, content: bytes, request: Request) -> abc.Document:
         package = _package_path(archive)
         root = parse_xml(archive.read(package))
         _check_rights(archive)
-        title, author = root.find(f".//{_DC}title"), root.find(f".//{_DC}creator")
-        meta = metadata(title=None if title is None else title.text, author=None if author is None else author.text)
+        meta = dublin_core(root)
         names = set(archive.namelist())
         for i, path in enumerate(_spine(names, package, root), 1):
             if path is None:
@@ -56,7 +53,7 @@ def _package_path(archive: zipfile.ZipFile) -> str:
     found = root.find(".//{*}rootfile")
     path = None if found is None else found.get("full-path")
     if path is None or path not in archive.namelist():
-        raise DocumentError("document is truncated or damaged", detail="EPUB: no package document")
+        raise damaged("EPUB: no package document")
     return str(path)
 
 

@@ -6,6 +6,7 @@ import re
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -128,16 +129,8 @@ def _flatten_layout_tables(soup: BeautifulSoup) -> None:
         part.name = "div"
 
 
-_converters: list[Any] = []
-
-
+@cache
 def _converter() -> Any:
-    if not _converters:
-        _converters.append(_make_converter())
-    return _converters[0]
-
-
-def _make_converter() -> Any:
     from markdownify import ATX, MarkdownConverter
 
     class Converter(MarkdownConverter):

@@ -9,9 +9,18 @@ from functools import partial
 from typing import Any
 
 from ml_rag import abc
-from ml_rag.errors import DocumentError
-from ml_rag.ingest.formats.archive import encrypted, open_zip, parse_xml
-from ml_rag.ingest.formats.common import MAX_COLUMNS, Request, document, metadata, one_line, packed, pipe_table
+from ml_rag.ingest.formats.archive import open_zip, parse_xml
+from ml_rag.ingest.formats.common import (
+    MAX_COLUMNS,
+    Request,
+    damaged,
+    document,
+    dublin_core,
+    encrypted,
+    one_line,
+    packed,
+    pipe_table,
+)
 from ml_rag.ingest.formats.pictures import Pictures
 from ml_rag.ingest.formats.sheets import sheet_blocks
 
@@ -20,8 +29,10 @@ _TABLE = "{urn:oasis:names:tc:opendocument:xmlns:table:1.0}"
 _DRAW = "{urn:oasis:names:tc:opendocument:xmlns:drawing:1.0}"
 _OFFICE = "{urn:oasis:names:tc:opendocument:xmlns:office:1.0}"
 _PRESENTATION = "{urn:oasis:names:tc:opendocument:xmlns:presentation:1.0}"
-_DC = "{http://purl.org/dc/elements/1.1/}"
-_META = "{urn:oasis:names:tc:opendocument:xmlns:meta:1.0}"
+_AUTHORS = (
+    "{urn:oasis:names:tc:opendocument:xmlns:meta:1.0}initial-creator",
+    "{http://purl.org/dc/elements/1.1/}creator",
+)
 _HREF = "{http://www.w3.org/1999/xlink}href"
 
 _SKIPPED = {f"{_OFFICE}annotation", f"{_TEXT}tracked-changes", f"{_TEXT}ruby-text", f"{_TEXT}sequence-decls"}
@@ -40,11 +51,11 @@ def parse_odf(_name: str, content: bytes, request: Request) -> abc.Document:
             if manifest.find(".//{*}encryption-data") is not None:
                 raise encrypted("OpenDocument with a password")
         root = parse_xml(archive.read("content.xml"))
-        meta = _metadata(parse_xml(archive.read("meta.xml"))) if "meta.xml" in names else {}
+        meta = dublin_core(parse_xml(archive.read("meta.xml")), _AUTHORS) if "meta.xml" in names else {}
         body = root.find(f"{_OFFICE}body")
         part = None if body is None else next((child for child in body if isinstance(child.tag, str)), None)
         if part is None:
-            raise DocumentError("document is truncated or damaged", detail="OpenDocument without a body")
+            raise damaged("OpenDocument without a body")
         if request.pictures is not None and part.tag != f"{_OFFICE}spreadsheet":
             _mark(part, archive, request.pictures)
     blocks = _plain if request.pictures is None else request.pictures.blocks
@@ -76,13 +87,6 @@ def _mark(part: Any, archive: zipfile.ZipFile, pictures: Pictures) -> None:
                 tables[-1].addnext(paragraph)
             else:
                 image.append(paragraph)
-
-
-def _metadata(root: Any) -> dict[str, Any]:
-    title, author = root.find(f".//{_DC}title"), root.find(f".//{_META}initial-creator")
-    if author is None:
-        author = root.find(f".//{_DC}creator")
-    return metadata(title=None if title is None else title.text, author=None if author is None else author.text)
 
 
 def _slide(page: Any) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from io import BytesIO
 from typing import Any
 
-from ml_rag.errors import DocumentError
-from ml_rag.ingest.formats.archive import encrypted
+from ml_rag.ingest.formats.common import damaged, encrypted, unknown
 
 
 def open_ole(content: bytes) -> Any:
@@ -16,9 +15,7 @@ def open_ole(content: bytes) -> Any:
     try:
         return olefile.OleFileIO(BytesIO(content))
     except Exception as error:
-        raise DocumentError(
-            "document is truncated or damaged", detail=f"OLE2 container: {error}"[:300], hint="Copy the file again."
-        ) from error
+        raise damaged(f"OLE2 container: {error}") from error
 
 
 def detect_ole(content: bytes) -> str:
@@ -36,7 +33,5 @@ def detect_ole(content: bytes) -> str:
         ("powerpoint document", "a PowerPoint 97-2003 presentation", "PPTX"),
     ):
         if stream in names:
-            raise DocumentError(
-                "unknown document format", detail=f"the content is {kind}", hint=f"Save it as {better} or PDF."
-            )
-    raise DocumentError("unknown document format", detail="an OLE2 container", hint="Convert it to PDF or text first.")
+            raise unknown(f"the content is {kind}", f"Save it as {better} or PDF.")
+    raise unknown("an OLE2 container", "Convert it to PDF or text first.")

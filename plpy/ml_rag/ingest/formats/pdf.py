@@ -13,8 +13,16 @@ from typing import Any
 
 from ml_rag import abc
 from ml_rag.errors import DocumentError
-from ml_rag.ingest.formats.archive import encrypted
-from ml_rag.ingest.formats.common import CAPTION, Request, document, metadata, numbers, pipe_table
+from ml_rag.ingest.formats.common import (
+    CAPTION,
+    Request,
+    damaged,
+    document,
+    encrypted,
+    metadata,
+    numbers,
+    pipe_table,
+)
 from ml_rag.ingest.formats.ocr import read_image
 from ml_rag.ingest.formats.pdf_grid import rulings
 from ml_rag.ingest.formats.pdf_tables import find_tables, goes_on, may_have_tables
@@ -98,9 +106,7 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
     except pdfium.PdfiumError as error:
         if getattr(error, "err_code", None) in {raw.FPDF_ERR_PASSWORD, raw.FPDF_ERR_SECURITY}:
             raise encrypted(f"PDF: {error}") from error
-        raise DocumentError(
-            "document is truncated or damaged", detail=f"PDF: {error}", hint="Copy the file again."
-        ) from error
+        raise damaged(f"PDF: {error}") from error
     try:
         if not 0 < len(pdf) <= MAX_PAGES:
             raise DocumentError("document has no pages" if not len(pdf) else "document has too many pages")

@@ -169,31 +169,42 @@ def _merged(rulings: Iterable[Ruling]) -> list[Ruling]:
     return found
 
 
+class _Joined:
+    """Numbers from 0 on, joined in groups."""
+
+    def __init__(self, count: int) -> None:
+        self._parents = list(range(count))
+
+    def first(self, i: int) -> int:
+        """The smallest number of the group."""
+        parents = self._parents
+        while parents[i] != i:
+            parents[i] = parents[parents[i]]
+            i = parents[i]
+        return i
+
+    def join(self, one: int, other: int) -> None:
+        low, high = sorted((self.first(one), self.first(other)))
+        self._parents[high] = low
+
+
 def ruled_tables(
     words: Sequence[Word], horizontal: Sequence[Ruling], vertical: Sequence[Ruling], join: Join
 ) -> tuple[list[Table], list[Ruling]]:
     """Tables of the grids that lines make, and the horizontal lines that belong to none."""
     if len(horizontal) * len(vertical) > _MAX_CROSSINGS:
         return [], list(horizontal)
-    # groups of lines that cross, by the number of a line of theirs
-    parents = list(range(len(horizontal) + len(vertical)))
-
-    def root(i: int) -> int:
-        while parents[i] != i:
-            parents[i] = parents[parents[i]]
-            i = parents[i]
-        return i
-
+    crossing = _Joined(len(horizontal) + len(vertical))
     for i, across in enumerate(horizontal):
         for j, upright in enumerate(vertical, len(horizontal)):
             if (
                 across.low - SNAP <= upright.at <= across.high + SNAP
                 and upright.low - SNAP <= across.at <= upright.high + SNAP
             ):
-                parents[root(j)] = root(i)
+                crossing.join(i, j)
     groups: dict[int, tuple[list[Ruling], list[Ruling]]] = {}
     for i, ruling in enumerate((*horizontal, *vertical)):
-        groups.setdefault(root(i), ([], []))[i >= len(horizontal)].append(ruling)
+        groups.setdefault(crossing.first(i), ([], []))[i >= len(horizontal)].append(ruling)
     tables: list[Table] = []
     rest: list[Ruling] = []
     for lying, upright_ones in groups.values():
@@ -322,14 +333,7 @@ def _holds_columns(words: list[Word]) -> bool:
 def _cells(xs: list[float], ys: list[float], across: list[Ruling], upright: list[Ruling]) -> list[int]:
     """For each field of the grid, from the top, the first field of the cell that it is part of."""
     width, height = len(xs) - 1, len(ys) - 1
-    parents = list(range(width * height))
-
-    def root(i: int) -> int:
-        while parents[i] != i:
-            parents[i] = parents[parents[i]]
-            i = parents[i]
-        return i
-
+    fields = _Joined(width * height)
     walls: dict[int, list[Ruling]] = {}
     floors: dict[int, list[Ruling]] = {}
     for ruling in upright:
@@ -342,15 +346,13 @@ def _cells(xs: list[float], ys: list[float], across: list[Ruling], upright: list
         for column in range(width):
             place = row * width + column
             if column + 1 < width and not any(wall.low <= middle <= wall.high for wall in walls.get(column + 1, ())):
-                one, other = sorted((root(place), root(place + 1)))
-                parents[other] = one
+                fields.join(place, place + 1)
             center = (xs[column] + xs[column + 1]) / 2
             if row + 1 < height and not any(
                 floor.low <= center <= floor.high for floor in floors.get(height - row - 1, ())
             ):
-                one, other = sorted((root(place), root(place + width)))
-                parents[other] = one
-    return [root(place) for place in range(width * height)]
+                fields.join(place, place + width)
+    return [fields.first(place) for place in range(width * height)]
 
 
 def _nearest(places: list[float], at: float) -> int:

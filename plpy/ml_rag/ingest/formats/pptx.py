@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_rag import abc
 from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip
-from ml_rag.ingest.formats.common import Request, document, metadata, one_line, pipe_table
+from ml_rag.ingest.formats.common import Request, document, one_line, pipe_table
 from ml_rag.ingest.formats.running import running
 
 _MAX_GROUP_DEPTH = 100
@@ -23,7 +23,7 @@ def parse_pptx(_name: str, content: bytes, request: Request) -> abc.Document:
 
     with open_zip(content) as archive:
         check_entities(archive)
-        meta = metadata(**core_properties(archive))
+        meta = core_properties(archive)
     deck = Presentation(BytesIO(content))
     slides = dict(enumerate(deck.slides, 1))
     found, shown = running({number: _edges(slide, deck.slide_height or 0) for number, slide in slides.items()})

@@ -8,9 +8,8 @@ from io import BytesIO
 from typing import Any
 
 from ml_rag import abc
-from ml_rag.errors import DocumentError
-from ml_rag.ingest.formats.archive import check_entities, core_properties, encrypted, open_zip
-from ml_rag.ingest.formats.common import Request, document, metadata, packed, pipe_table
+from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip
+from ml_rag.ingest.formats.common import Request, damaged, document, encrypted, metadata, packed, pipe_table
 
 
 def parse_xlsx(_name: str, content: bytes, _request: Request) -> abc.Document:
@@ -19,7 +18,7 @@ def parse_xlsx(_name: str, content: bytes, _request: Request) -> abc.Document:
 
     with open_zip(content) as archive:
         check_entities(archive)
-        meta = metadata(**core_properties(archive))
+        meta = core_properties(archive)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # openpyxl tells of extensions it leaves out; none of them holds text
@@ -44,9 +43,7 @@ def parse_xls(_name: str, content: bytes, _request: Request) -> abc.Document:
     except xlrd.XLRDError as error:
         if "encrypted" in str(error).lower():
             raise encrypted(str(error)) from error
-        raise DocumentError(
-            "document is truncated or damaged", detail=f"XLS workbook: {error}"[:300], hint="Save it as XLSX."
-        ) from error
+        raise damaged(f"XLS workbook: {error}", "Save it as XLSX.") from error
 
     def value(cell: Any) -> Any:
         if cell.ctype == xlrd.XL_CELL_DATE:
