@@ -59,7 +59,8 @@ DECLARE
                  WHERE a.attrelid = store AND a.attname = ml_rag._distribution_column(store));
 BEGIN
   IF ml_rag._calls_of(store) IS NULL THEN
-    EXECUTE format('CREATE TABLE %s (key %s NOT NULL, shard bigint NOT NULL)', _calls, _type);
+    -- without a key Citus moves a shard in no mode but those that the administrator names
+    EXECUTE format('CREATE TABLE %s (key %s PRIMARY KEY, shard bigint NOT NULL)', _calls, _type);
     EXECUTE format('SELECT create_distributed_table(%L, ''key'', colocate_with => %L)', _calls, store);
     EXECUTE format('GRANT SELECT ON %s TO PUBLIC', _calls);
   ELSE

@@ -235,7 +235,7 @@ def test_a_role_without_rights_reads_nothing(nodes: list[PrivateCluster], loader
             distribute(stranger, "four")
 
 
-MODES = ("block_writes", "force_logical") * 2
+MODES = ("auto", "block_writes", "force_logical", "auto")
 SHARDS = "SELECT shardid, nodename, nodeport FROM citus_shards WHERE table_name = 'four'::regclass ORDER BY shardid"
 
 
@@ -284,7 +284,7 @@ def test_shards_move_while_they_are_searched_and_written(
             thread.start()
         try:
             for i, shard in enumerate(shards[:4]):
-                move(owner, nodes, shard, "force_logical" if i % 2 else "block_writes")
+                move(owner, nodes, shard, MODES[i])
         finally:
             stop.set()
             for thread in threads:
@@ -431,7 +431,7 @@ def test_shards_move_while_a_further_embedding_is_filled(
     thread.start()
     try:
         with psycopg.connect(nodes[0].dsn, autocommit=True) as owner:
-            for mode in ("force_logical", "block_writes"):
+            for mode in MODES[:2]:
                 move(owner, nodes, rows(owner, SHARDS)[0], mode)
     finally:
         stop.set()
