@@ -108,7 +108,7 @@ BEGIN
     RETURN NULL;
   ELSIF ml_rag._is_distributed(store.relation) THEN
     RETURN ml_rag._failure(store.vector_store, '08006', format('a worker of "%s" does not answer', store.vector_store),
-      concat(_why, '.'), 'Call again when it is back.');
+      concat(_why, '.'), 'Call again when it is back. If it does not know this role, create it there.');
   ELSIF ml_rag._has_shards(store.relation) IS NOT TRUE THEN
     RETURN NULL;
   END IF;

@@ -17,13 +17,13 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from support.citus import citus, clusters, has_citus
 from support.cluster import Connection
 from support.loading import rows
 from support.partitions import CALLS, both, fill, send, words
-from support.private_cluster import PrivateCluster
+from support.private_cluster import PrivateCluster, programs
 from support.stores import answer, error, fake_embedding, mark, warnings_of
 from support.vectorizers import create as create_vectorizer
 from support.vectorizers import pending as waiting
@@ -752,41 +752,56 @@ def test_from_one_server_by_the_page(place: Path, model_server: str) -> None:
     folder = place / "page"
     folder.mkdir(mode=0o711)
     with clusters(folder, 3) as nodes:
-        text = re.search("```sql\n(.*?)```", page, re.DOTALL)[1]  # type: ignore[index]
+        command, text = re.findall("```(?:sh|sql)\n(.*?)```", page, re.DOTALL)[:2]
+        port = str(conninfo_to_dict(nodes[0].dsn)["port"])
         for name, node in zip(("here", "a", "b"), nodes, strict=True):
-            text = text.replace(f"'{name}.internal', 5432", f"'{node.sockets}', 54331")
+            text = text.replace(f"'{name}.internal', 5432", f"'{node.sockets}', {port}")
+            command = command.replace(f"{name}.internal", str(node.sockets))
         on_workers, on_coordinator, as_owner = (
             [statement for statement in re.sub("--.*", "", block).split(";") if statement.strip()]
             for block in re.split("-- on the server.*|-- as the owner.*", text)
         )
-        assert [len(block) for block in (on_workers, on_coordinator, as_owner)] == [1, 5, 1]
+        assert [len(block) for block in (on_workers, on_coordinator, as_owner)] == [1, 4, 1]
         with psycopg.connect(nodes[0].dsn, autocommit=True) as owner:
+            owner.execute("CREATE DATABASE library")
+        here, *workers = (make_conninfo(node.dsn, dbname="library") for node in nodes)
+        with psycopg.connect(here, autocommit=True) as owner:
             owner.execute("CREATE EXTENSION ml_rag CASCADE")
             owner.execute("SELECT ml_rag.configure('model_server', %s)", (model_server,))
             owner.execute("SELECT ml_rag.configure('embed_model_id', 'fake-embed')")
-            owner.execute("CREATE ROLE loader LOGIN IN ROLE ml_rag_loader, ml_rag_publisher")
-            owner.execute("CREATE ROLE asker LOGIN IN ROLE ml_rag_user; GRANT CREATE ON SCHEMA public TO loader")
-        with connect(nodes, "loader") as loader:
+            owner.execute("CREATE ROLE loader LOGIN IN ROLE ml_rag_loader, ml_rag_publisher; CREATE ROLE readers")
+            owner.execute("CREATE ROLE asker LOGIN IN ROLE ml_rag_user, readers")
+            owner.execute("GRANT CREATE ON SCHEMA public TO loader")
+        with psycopg.connect(here, user="loader", autocommit=True) as loader:
             loader.execute("SELECT ml_rag.create_store('public.handbook')")
             fill(loader, "handbook")
-            loader.execute("GRANT SELECT ON handbook TO asker")
-        before = answers(nodes)
-        for node in nodes[1:]:
-            with psycopg.connect(node.dsn, autocommit=True) as owner:
+            loader.execute("GRANT SELECT ON handbook TO readers")
+        before = answers(here)
+        environment = {**os.environ, "PATH": f"{programs()}:{os.environ['PATH']}", "PGUSER": "postgres"}
+        subprocess.run(["bash", "-c", command], env={**environment, "PGPORT": port}, check=True, capture_output=True)
+        for worker in workers:
+            with psycopg.connect(worker, autocommit=True) as owner:
                 for statement in on_workers:
                     owner.execute(statement.encode())
-        with psycopg.connect(nodes[0].dsn, autocommit=True) as owner:
+        with psycopg.connect(here, autocommit=True) as owner:
             for statement in on_coordinator:
                 owner.execute(statement.encode())
-        with connect(nodes, "loader") as loader:
+        with psycopg.connect(here, user="loader", autocommit=True) as loader:
             for statement in as_owner:
                 loader.execute(statement.encode())
             assert rows(loader, "SELECT count(*) FROM citus_shards WHERE table_name = 'handbook'::regclass") == [(8,)]
-        assert answers(nodes) == before
+        assert answers(here) == before
+        # from a database without Citus, which would do it everywhere
+        with psycopg.connect(nodes[1].dsn, autocommit=True) as owner:
+            owner.execute("ALTER ROLE asker NOLOGIN")
+        with pytest.raises(psycopg.Error) as e:
+            answers(here)
+        assert e.value.sqlstate == "08006"
+        assert str(e.value.diag.message_hint).endswith("If it does not know this role, create it there.")
 
 
-def answers(nodes: list[PrivateCluster]) -> list[Any]:
-    with connect(nodes, "asker") as asker:
+def answers(dsn: str) -> list[Any]:
+    with psycopg.connect(dsn, user="asker", autocommit=True) as asker:
         return [
             answer(asker, query, {"vector_store": ["public.handbook"], "skip_generate": True, **CALLS[call]})
             for call in ("meaning", "words", "hybrid", "neighbours", "filters")
