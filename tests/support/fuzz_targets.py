@@ -25,7 +25,7 @@ from ml_rag.backend.sockets import InterruptibleSocket
 from ml_rag.errors import DocumentError, InvalidRequest, MlRagError
 from ml_rag.ingest import parse, split, units
 from ml_rag.server.chat import citations, prompt
-from ml_rag.server.engines.text_stream import AnswerText, TextStream
+from ml_rag.server.engines.text_stream import TextStream
 
 Target = Callable[[bytes], None]
 
@@ -225,7 +225,7 @@ def stream_text(data: bytes) -> None:
     stop = [given.text()[n : n + 1 + given.number(3)] for n in range(given.number(3))]
     sizes = [1 + given.number(7) for _ in range(4)]
     answer = given.rest()
-    stream, guarded = TextStream(stop), AnswerText(stop)
+    stream, guarded = TextStream(stop), TextStream(stop, loop_guard=True)
     pieces, of_guarded, at = [], [], 0
     for size in itertools.cycle(sizes):
         if at >= len(answer):

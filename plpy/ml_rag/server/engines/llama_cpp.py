@@ -19,7 +19,7 @@ from ml_rag.abc import Cancelled, Delta, Sampling
 from ml_rag.errors import InvalidRequest
 from ml_rag.server.engines.llama_native import Aborted, NativeModel, Sampler, watching
 from ml_rag.server.engines.llama_template import ChatTemplate
-from ml_rag.server.engines.text_stream import AnswerText
+from ml_rag.server.engines.text_stream import TextStream
 
 if TYPE_CHECKING:
     from ml_rag.abc import Engine
@@ -92,7 +92,7 @@ class LlamaCppEngine:
         if sampling.repeat_penalty is None and sampling.json_schema is None:
             sampling = replace(sampling, repeat_penalty=self._entry.repeat_penalty)
         guarded = self._entry.loop_guard and sampling.json_schema is None
-        text, generated, tail = AnswerText(sampling.stop, loop_guard=guarded), 0, ""
+        text, generated, tail = TextStream(sampling.stop, loop_guard=guarded), 0, ""
         finish: Literal["stop", "length"] = "stop"
         with native.sampler(sampling) as sampler:
             try:
