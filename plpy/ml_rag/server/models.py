@@ -13,9 +13,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from ml_rag.abc import Cancelled, Delta, Engine, Task
+from ml_rag.abc import Cancelled, Delta, Engine
 from ml_rag.errors import MlRagError, ModelUnavailable
 from ml_rag.server.batching import CHUNK_CHARACTERS, EmbedBatcher, Worker
 from ml_rag.server.catalogue import ModelEntry, ServerConfig
@@ -29,22 +29,6 @@ log = logging.getLogger("ml_rag.server")
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What ``/v1/models`` tells about a model. ``reason`` and ``pull`` are set when it is not ``available``."""
-
-    id: str
-    task: Task
-    engine: str
-    dimensions: int | None
-    max_tokens: int | None
-    available: bool
-    reason: str | None
-    pull: str | None
-    brief: bool
-    state: Literal["loaded", "idle", "unavailable"]
 
 
 @dataclass(frozen=True, slots=True)

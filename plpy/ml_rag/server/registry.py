@@ -22,7 +22,9 @@ from ml_rag.server.cancellation import Cancellation, ClientGone
 from ml_rag.server.catalogue import Catalogue, ModelEntry
 from ml_rag.server.memory import Memory
 from ml_rag.server.metrics import Metrics, current_model
-from ml_rag.server.models import Lease, Model, ModelInfo, Shared
+from ml_rag.server.models import Lease, Model, Shared
+from ml_rag.server.replies import Model as ModelInfo
+from ml_rag.server.replies import State
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -86,8 +88,14 @@ class Registry:
             reason=reason,
             pull=model.how_to_pull() if reason else None,
             brief=entry.brief,
-            state="loaded" if model.in_memory else "unavailable" if reason else "idle",
         )
+
+    def states(self) -> dict[str, State]:
+        """Of every model of the catalogue."""
+        return {
+            name: "loaded" if model.in_memory else "unavailable" if model.why_unavailable() else "idle"
+            for name, model in self._models.items()
+        }
 
     def _model(self, model_id: str) -> Model:
         model = self._models.get(model_id)

@@ -5,6 +5,7 @@ Typed dictionaries, since they cost a reply nothing. The fuzz tests hold the run
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -30,19 +31,25 @@ class Parsers(TypedDict):
     missing: dict[str, str]
 
 
+State = Literal["loaded", "idle", "unavailable"]
+
+
 class Health(TypedDict):
     status: Literal["ok"]
     version: str
     uptime_seconds: float
-    models: dict[str, Literal["loaded", "idle", "unavailable"]]
+    models: dict[str, State]
     parsers: Parsers
 
 
-class Model(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model of the catalogue. ``reason`` and ``pull`` are set when it is not ``available``."""
+
     id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "ml_rag"
     task: Task
     engine: str
     dimensions: int | None

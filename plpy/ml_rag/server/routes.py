@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import numpy as np
@@ -19,9 +18,8 @@ from ml_rag.server import replies
 from ml_rag.server.boundary import check_values, json_response
 from ml_rag.server.calls import Calls, Cluster, Oid
 from ml_rag.server.cancellation import watch_disconnect
-from ml_rag.server.models import ModelInfo
 from ml_rag.server.registry import Registry
-from ml_rag.server.replies import Embeddings, EmbeddingUsage, Health, Model, Models, Ranked, Ranking, Tokens
+from ml_rag.server.replies import Embeddings, EmbeddingUsage, Health, Models, Ranked, Ranking, Tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -126,22 +124,15 @@ def _rows(vectors: NDArray[np.float32]) -> list[NDArray[np.float32]]:
     return list(np.ascontiguousarray(vectors))
 
 
-def _model(info: ModelInfo) -> Model:
-    told: Any = {"object": "model", "created": 0, "owned_by": "ml_rag", **asdict(info)}
-    del told["state"]
-    model: Model = told
-    return model
-
-
 async def list_models(request: Request) -> Response:
     """Every model of the catalogue, whether its files are there or not."""
-    reply: Models = {"object": "list", "data": [_model(info) for info in registry_of(request).models()]}
+    reply: Models = {"object": "list", "data": registry_of(request).models()}
     return json_response(reply)
 
 
 async def retrieve_model(request: Request) -> Response:
     """One model."""
-    return json_response(_model(registry_of(request).info(request.path_params["model_id"])))
+    return json_response(registry_of(request).info(request.path_params["model_id"]))
 
 
 async def embeddings(request: Request) -> Response:
@@ -238,7 +229,7 @@ async def healthz(request: Request) -> Response:
         "status": "ok",
         "version": __version__,
         "uptime_seconds": round(uptime, 3),
-        "models": {info.id: info.state for info in registry_of(request).models()},
+        "models": registry_of(request).states(),
         "parsers": {"confined": None if missing is None else not missing, "missing": missing or {}},
     }
     return json_response(reply)

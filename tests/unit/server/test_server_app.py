@@ -339,11 +339,11 @@ def test_idle_models_are_unloaded_and_leased_ones_are_not(tmp_path: Path, monkey
         await registry.rerank("fake-rerank", "q", ["a"], lambda: False, chunk=8)
         async with registry.lease("fake-embed", "embed", lambda: False):
             await asyncio.sleep(0.2)
-            assert registry.info("fake-embed").state == "loaded"
+            assert registry.states()["fake-embed"] == "loaded"
         async with asyncio.timeout(5):
-            while registry.info("fake-embed").state != "idle":
+            while registry.states()["fake-embed"] != "idle":
                 await asyncio.sleep(0.01)
-        assert registry.info("fake-rerank").state == "loaded"
+        assert registry.states()["fake-rerank"] == "loaded"
         assert (await registry.embed("fake-embed", ["a"], lambda: False)).shape == (1, 16)
         unloading.cancel()
 
@@ -364,15 +364,15 @@ def test_a_model_whose_first_client_left_during_the_load_can_be_unloaded_and_loa
         impatient.cancel()
         await asyncio.gather(impatient, return_exceptions=True)
         async with asyncio.timeout(5):
-            while registry.info("fake-embed").state != "loaded":
+            while registry.states()["fake-embed"] != "loaded":
                 await asyncio.sleep(0.001)
         unloading = asyncio.create_task(registry.unload_idle_forever())
         async with asyncio.timeout(5):
-            while registry.info("fake-embed").state != "idle":
+            while registry.states()["fake-embed"] != "idle":
                 await asyncio.sleep(0.001)
         unloading.cancel()
         assert (await registry.embed("fake-embed", ["a"], lambda: False)).shape == (1, 16)
-        assert registry.info("fake-embed").state == "loaded"
+        assert registry.states()["fake-embed"] == "loaded"
 
     asyncio.run(main())
 
@@ -397,7 +397,7 @@ def test_preloaded_models_are_there_before_the_first_request(tmp_path: Path, cap
     config.write_text('[server]\npreload = ["fake-embed", "all_minilm_l6_v2", "nothing"]\n')
     registry = Registry(load_catalogue(config, fake_models=True), tmp_path)
     asyncio.run(registry.preload())
-    assert registry.info("fake-embed").state == "loaded"
+    assert registry.states()["fake-embed"] == "loaded"
     assert "model all_minilm_l6_v2 is not available" in caplog.text
     assert "there is no model 'nothing'" in caplog.text
 
@@ -443,11 +443,11 @@ def test_a_damaged_model_says_how_to_get_it_again_and_counts_as_unavailable(
             asyncio.run(lease())
         assert str(caught.value.hint).endswith(f"get them again with: {command}")
     info = registry.info("mine")
-    assert (info.available, info.state, info.pull) == (False, "unavailable", command)
+    assert (info.available, info.pull, registry.states()["mine"]) == (False, command, "unavailable")
     assert info.reason in ("the model file cannot be loaded", "RuntimeError: bad magic")
     file.write_bytes(b"GGUF!")
     assert registry.info("mine").available
     asyncio.run(lease())
-    assert registry.info("mine").state == "loaded"
+    assert registry.states()["mine"] == "loaded"
     assert len(loads) == 3
     registry.close()
