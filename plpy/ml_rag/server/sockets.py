@@ -162,15 +162,9 @@ def bind_tcp(listen: str) -> socket.socket:
             f"cannot listen on {listen}", hint="Give HOST:PORT, 127.0.0.1:8600 or [::1]:8600, port 0 to 65535."
         )
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(_BACKLOG)
-        except BaseException:
-            listener.close()
-            raise
+        is_v6 = ":" in host
+        family = socket.AF_INET6 if is_v6 else socket.AF_INET
+        listener = socket.create_server((host, int(port)), family=family, backlog=_BACKLOG, dualstack_ipv6=is_v6)
     except (OSError, OverflowError) as error:
         raise CannotListen(f"cannot listen on {listen}", detail=str(error)) from error
     listener.setblocking(False)
