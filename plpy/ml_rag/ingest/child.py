@@ -1,14 +1,132 @@
-"""Processes of this package's own that work for the model server, each over a socket: parsers of documents, models."""
+"""Processes of this package's own that work for the model server, each over a socket: parsers of documents, models.
+
+A message is its length, 8 bytes big endian, and what it says.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
+
+_LENGTH_BYTES = 8
+_RECEIVE_BYTES = 1 << 20
+#: milliseconds between two looks at whether to go on waiting
+POLL_MS = 20
+
+
+class Lost(Exception):
+    """The process is gone."""
+
+
+class Useless(Exception):
+    """The process is there, and of no use any more: what it does, and how that shows."""
+
+
+class Child:
+    """One process and the socket to it.
+
+    No wait for it is without end, whatever the process does: ``go_on`` is called while a wait lasts, and may raise.
+    What was sent or received in part by then is gone on with at the next wait.
+    """
+
+    def __init__(self, module: str, *arguments: str, environment: dict[str, str], most: int) -> None:
+        """``most``: bytes of a message that comes from it."""
+        self._connection, self.process = _start(module, *arguments, environment=environment)
+        self._connection.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._connection)
+        self._most = most
+        self._unsent = b""
+        self._received = bytearray()
+
+    def tell(self, message: bytes, go_on: Callable[[], None], descriptor: int | None = None) -> None:
+        """Send a message, and a file with it. Raises ``Lost``."""
+        view = memoryview(self._unsent + len(message).to_bytes(_LENGTH_BYTES, "big") + message)
+        try:
+            while view:
+                self._wait(select.POLLOUT, go_on)
+                view = view[socket.send_fds(self._connection, [view], [] if descriptor is None else [descriptor]) :]
+                descriptor = None
+        except OSError as error:
+            raise Lost from error
+        finally:
+            self._unsent = bytes(view)
+
+    def message(self, go_on: Callable[[], None]) -> bytearray:
+        """The next message, waited for. Raises ``Lost``; ``Useless``: it is too long."""
+        while len(self._received) < _LENGTH_BYTES or len(self._received) < _LENGTH_BYTES + self._length():
+            self._wait(select.POLLIN, go_on)
+            try:
+                piece = self._connection.recv(_RECEIVE_BYTES)
+            except OSError as error:
+                raise Lost from error
+            if not piece:
+                raise Lost
+            self._received += piece
+        end = _LENGTH_BYTES + self._length()
+        message = self._received[_LENGTH_BYTES:end]
+        del self._received[:end]
+        return message
+
+    def _length(self) -> int:
+        """Bytes of the message whose head is here."""
+        length = int.from_bytes(self._received[:_LENGTH_BYTES], "big")
+        if length > self._most:
+            raise Useless("sent an unexpected reply", f"a message of {length} bytes")
+        return length
+
+    def _wait(self, event: int, go_on: Callable[[], None]) -> None:
+        self._poll.modify(self._connection, event)
+        waits = 0
+        while not self._poll.poll(POLL_MS):
+            go_on()
+            self._check_alive(waits)
+            waits += 1
+
+    def _check_alive(self, waits: int) -> None:
+        """Called after each of the looks of one wait, which are counted from 0; may raise ``Useless``."""
+
+    def end(self, seconds: float = 0.0) -> int:
+        """End it, and whatever it has started by force after so many seconds. Its exit status, minus the signal."""
+        self._connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(seconds)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait()
+
+
+def receive(connection: socket.socket, count: int) -> bytearray | None:
+    """So many bytes, or None where the other side has closed."""
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        received = connection.recv_into(view)
+        if not received:
+            return None
+        view = view[received:]
+    return data
+
+
+def receive_message(connection: socket.socket) -> tuple[bytearray, int | None] | None:
+    """In the process: the next message, and the descriptor of the file with it; None where the server has closed."""
+    head, descriptors, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 1)
+    rest = receive(connection, _LENGTH_BYTES - len(head)) if head else None
+    body = None if rest is None else receive(connection, int.from_bytes(head + rest, "big"))
+    return None if body is None else (body, descriptors[0] if descriptors else None)
+
+
+def send_message(connection: socket.socket, message: bytes) -> None:
+    """In the process: send a message."""
+    connection.sendall(len(message).to_bytes(_LENGTH_BYTES, "big"))
+    connection.sendall(message)
 
 
 def inherited(names: Collection[str], prefixes: tuple[str, ...] = ()) -> dict[str, str]:
@@ -18,7 +136,7 @@ def inherited(names: Collection[str], prefixes: tuple[str, ...] = ()) -> dict[st
     return found | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
 
 
-def start(module: str, *arguments: str, environment: dict[str, str]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def _start(module: str, *arguments: str, environment: dict[str, str]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Run a module in a process and a session of its own; the socket to it, whose number is its first argument there.
 
     Nothing that it prints is kept: that may be words of a caller's or of a document's, of any length.

@@ -12,13 +12,11 @@ import logging
 import os
 import queue
 import signal
-import socket
-import subprocess
 import tempfile
 import threading
 import time
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -27,9 +25,8 @@ import orjson
 
 from ml_rag.abc import Segment
 from ml_rag.errors import DocumentError, EngineFailed, MlRagError, from_json
-from ml_rag.ingest.child import cause, start
+from ml_rag.ingest.child import Child, Lost, Useless, cause
 from ml_rag.ingest.confinement import environment, log_missing
-from ml_rag.ingest.sandbox_worker import receive, send
 from ml_rag.ingest.split import Chunking
 from ml_rag.protocol import MAX_SEGMENTS
 from ml_rag.scratch import Scratch
@@ -39,6 +36,9 @@ log = logging.getLogger("ml_rag.server")
 #: of the folders that parsers write to, in the folder for temporary files
 FOLDER_PREFIX = "ml_rag_parser_"
 DEFAULT_PARSER = "ml_rag.ingest.parse:parse"
+WORKER = "ml_rag.ingest.sandbox_worker"
+#: how long a child may take to end once its socket is closed
+END_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,102 +102,50 @@ class Parsed:
     is_passing: bool = False
 
 
-class _Lost(Exception):
-    """The child is gone, or (``late``) did not answer in time."""
-
-    def __init__(self, *, late: bool = False) -> None:
-        super().__init__()
-        self.late = late
+class _Late(Exception):
+    """The child did not answer in time, or nobody waits for the answer any more."""
 
 
-class _Child:
-    """One child process. Its methods block, except ``kill``."""
+class _Child(Child):
+    """One child process, which may write to a folder of its own only; that goes with it."""
 
-    def __init__(self, parser: str, limits: Limits) -> None:
-        #: the only place it may write to, and gone with it
+    def __init__(self, parser: str, limits: Limits, go_on: Callable[[], None]) -> None:
         self._folder = Scratch(tempfile.gettempdir(), FOLDER_PREFIX)
-        try:
-            self._start(parser, limits, environment() | {"TMPDIR": str(self._folder.path)})
-        except BaseException:
-            self._folder.remove()
-            raise
-
-    def _start(self, parser: str, limits: Limits, environment: dict[str, str]) -> None:
-        self._connection, self.process = start(
-            "ml_rag.ingest.sandbox_worker", parser, str(limits.memory_bytes), environment=environment
-        )
-        self._reply_bytes = limits.reply_bytes
         self._known: set[str] = set()
         self.documents = 0
         #: not to be used again
         self.spent = False
-        self._kill_lock = threading.Lock()
         try:
-            refused = orjson.loads(self._receive(time.monotonic() + limits.wall_seconds))
-        except _Lost:
-            status = self.close()
-            raise EngineFailed(
-                "the document parser cannot be started", detail=f"its process ended with status {status}"
-            ) from None
+            own, memory = environment() | {"TMPDIR": str(self._folder.path)}, str(limits.memory_bytes)
+            super().__init__(WORKER, parser, memory, environment=own, most=limits.reply_bytes)
+        except BaseException:
+            self._folder.remove()
+            raise
+        try:
+            refused = orjson.loads(self.message(go_on))
+        except (Lost, Useless, _Late):
+            detail = f"its process ended with status {self.end(END_SECONDS)}"
+            raise EngineFailed("the document parser cannot be started", detail=detail) from None
         for what, why in refused.items():
             log_missing(what, why)
 
-    def ask(self, message: dict[str, Any], deadline: float, content: IO[bytes] | bytes | None = None) -> bytearray:
-        """Send a request and wait for the reply. Raises ``_Lost``."""
-        body = json.dumps(message).encode()
-        head = len(body).to_bytes(8, "big")
-        try:
-            self._connection.settimeout(max(0.001, deadline - time.monotonic()))
-            if content is None:
-                send(self._connection, body)
-            else:
-                with contextlib.ExitStack() as stack:
-                    socket.send_fds(self._connection, [head], [_descriptor(content, stack)])
-                self._connection.sendall(body)
-        except OSError as error:
-            raise _Lost(late=isinstance(error, TimeoutError)) from error
-        return self._receive(deadline)
+    def ask(self, request: dict[str, Any], go_on: Callable[[], None], descriptor: int | None = None) -> dict[str, Any]:
+        """Send a request and wait for the reply."""
+        self.tell(json.dumps(request).encode(), go_on, descriptor)
+        reply: dict[str, Any] = orjson.loads(self.message(go_on))
+        return reply
 
-    def teach(self, tokenizer: ModelTokenizer, deadline: float) -> None:
+    def teach(self, tokenizer: ModelTokenizer, go_on: Callable[[], None]) -> None:
         """Give it a model's tokenizer, unless it has it."""
         if tokenizer.key not in self._known:
             message = {"model": tokenizer.key, "tokenizer": tokenizer.json, "prefix": tokenizer.prefix}
-            answer = orjson.loads(self.ask(message, deadline))
+            answer = self.ask(message, go_on)
             if "error" in answer:
                 raise EngineFailed("the model's tokenizer cannot be used", detail=answer["error"]["detail"])
             self._known.add(tokenizer.key)
 
-    def _receive(self, deadline: float) -> bytearray:
-        try:
-            self._connection.settimeout(max(0.001, deadline - time.monotonic()))
-            head = receive(self._connection, 8)
-            length = -1 if head is None else int.from_bytes(head, "big")
-            if not 0 <= length <= self._reply_bytes:
-                raise _Lost
-            self._connection.settimeout(max(0.001, deadline - time.monotonic()))
-            body = receive(self._connection, length)
-        except OSError as error:
-            raise _Lost(late=isinstance(error, TimeoutError)) from error
-        if body is None:
-            raise _Lost
-        return body
-
-    def kill(self) -> None:
-        """End it and whatever it has started; from any thread."""
-        with self._kill_lock:
-            if self.process.returncode is None:  # otherwise the id may be another's by now
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.process.pid, signal.SIGKILL)
-
-    def close(self) -> int:
-        """End it if need be. Its exit status, minus the signal that ended it."""
-        self._connection.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            # a child that ends by itself tells why; one that is stuck does not see that its socket is closed
-            self.process.wait(0.5)
-        self.kill()
-        with self._kill_lock:
-            status = self.process.wait()
+    def end(self, seconds: float = 0.0) -> int:
+        status = super().end(seconds)
         self._folder.remove()
         return status
 
@@ -219,27 +167,6 @@ def _descriptor(content: IO[bytes] | bytes, stack: contextlib.ExitStack) -> int:
     return descriptor
 
 
-class _Run:
-    """The way of one job through a thread of the pool; can be cancelled from another thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._child: _Child | None = None
-        self.cancelled = False
-
-    def use(self, child: _Child | None) -> None:
-        with self._lock:
-            self._child = child
-            if child is not None and self.cancelled:
-                child.kill()
-
-    def cancel(self) -> None:
-        with self._lock:
-            self.cancelled = True
-            if self._child is not None:
-                self._child.kill()
-
-
 class Sandbox:
     """A pool of child processes. Started on demand, kept warm; ``close`` ends them."""
 
@@ -250,7 +177,6 @@ class Sandbox:
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
         # last in, first out: a single stream of documents keeps a single child
         self._idle: queue.LifoQueue[_Child] = queue.LifoQueue()
-        self._runs: set[_Run] = set()
         self._is_closed = False
 
     async def run(self, job: Job) -> Parsed:
@@ -259,61 +185,61 @@ class Sandbox:
         Raises ``DocumentError`` for a document that cannot be read within the limits, ``EngineFailed`` where no child
         can be started.
         """
-        run = _Run()
-        future = self._threads.submit(self._in_thread, run, job)
+        cancelled = threading.Event()
+        future = self._threads.submit(self._in_thread, job, cancelled)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            run.cancel()
+            cancelled.set()
             raise
 
     def close(self) -> None:
         """End all children, those at work too; their documents fail."""
         self._is_closed = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        for run in list(self._runs):
-            run.cancel()
-        self._threads.shutdown(wait=True)
+        self._threads.shutdown(wait=True, cancel_futures=True)
         while not self._idle.empty():
-            child = self._idle.get_nowait()
-            child.kill()
-            child.close()
+            self._idle.get_nowait().end()
 
-    def _in_thread(self, run: _Run, job: Job) -> Parsed:
-        child: _Child | None = None
-        self._runs.add(run)
+    def _in_thread(self, job: Job, cancelled: threading.Event) -> Parsed:
+        until = time.monotonic() + self.limits.wall_seconds
+        is_late = False
+
+        def is_cancelled() -> bool:
+            return cancelled.is_set() or self._is_closed
+
+        def go_on() -> None:
+            nonlocal is_late
+            is_late = time.monotonic() > until
+            if is_late or is_cancelled():
+                raise _Late
+
+        child = self._take(go_on)
+        until = time.monotonic() + self.limits.wall_seconds
         try:
-            child = self._take()
-            run.use(child)
-            return self._ask(child, job)
-        except _Lost as lost:
-            assert child is not None
+            return self._ask(child, job, go_on)
+        except (Lost, Useless, _Late):
             child.spent = True
-            raise self._lost(child.close(), lost.late, run.cancelled) from None
+            # one that ends by itself tells why; one that is stuck does not see that its socket is closed
+            raise self._lost(child.end(END_SECONDS), is_late, is_cancelled()) from None
         finally:
-            run.use(None)
-            self._runs.discard(run)
-            if child is not None:
-                child.documents += 1
-                worn = child.spent or child.documents >= self.limits.documents_per_worker
-                if not worn and not run.cancelled and not self._is_closed:
-                    self._idle.put(child)
-                else:
-                    child.close()
+            child.documents += 1
+            if child.spent or child.documents >= self.limits.documents_per_worker or is_cancelled():
+                child.end(END_SECONDS)
+            else:
+                self._idle.put(child)
 
-    def _take(self) -> _Child:
+    def _take(self, go_on: Callable[[], None]) -> _Child:
         while True:
             try:
                 child = self._idle.get_nowait()
             except queue.Empty:
-                return _Child(self._parser, self.limits)
+                return _Child(self._parser, self.limits, go_on)
             if child.process.poll() is None:
                 return child
-            child.close()
+            child.end()
 
-    def _ask(self, child: _Child, job: Job) -> Parsed:
-        deadline = time.monotonic() + self.limits.wall_seconds
-        child.teach(job.tokenizer, deadline)
+    def _ask(self, child: _Child, job: Job, go_on: Callable[[], None]) -> Parsed:
+        child.teach(job.tokenizer, go_on)
         how = job.chunking
         message = {
             "name": job.name,
@@ -325,7 +251,8 @@ class Sandbox:
             "cpu_seconds": self.limits.cpu_seconds, "reply_bytes": self.limits.reply_bytes,
             "segments": min(self.limits.segments, self.limits.embedding_bytes // (4 * job.dimensions)),
         }  # fmt: skip
-        answer = orjson.loads(child.ask(message, deadline, job.content))
+        with contextlib.ExitStack() as stack:
+            answer = child.ask(message, go_on, _descriptor(job.content, stack))
         if "error" in answer:
             child.spent = answer.get("spent", False)
             raise from_json(answer, DocumentError.status)

@@ -1,8 +1,8 @@
 """The child process that parses and splits one document at a time. Started by ``ml_rag.ingest.sandbox`` only.
 
-``python -m ml_rag.ingest.sandbox_worker SOCKET_FD PARSER MEMORY_BYTES``. A message is its length, 8 bytes big endian,
-and JSON; the first one tells what the kernel refused of ``confine``. A request carries the descriptor of a file with
-the content. Knows no model and no network.
+``python -m ml_rag.ingest.sandbox_worker SOCKET_FD PARSER MEMORY_BYTES``. Messages are JSON; the first one tells what
+the kernel refused of ``confine``. A request carries the descriptor of a file with the content. Knows no model and no
+network.
 """
 
 from __future__ import annotations
@@ -23,39 +23,12 @@ from typing import Any
 
 from ml_rag.abc import Document
 from ml_rag.errors import DiskFull, DocumentError, MlRagError
+from ml_rag.ingest.child import receive_message, send_message
 from ml_rag.ingest.confine import confine
 from ml_rag.priority import yield_thread
 from ml_rag.shortage import shortage
 
-_LENGTH_BYTES = 8
 _OUT_OF_MEMORY = "the document needs too much memory"
-
-
-def receive(connection: socket.socket, count: int) -> bytearray | None:
-    """So many bytes, or None where the other side has closed."""
-    data = bytearray(count)
-    view = memoryview(data)
-    while view:
-        received = connection.recv_into(view)
-        if not received:
-            return None
-        view = view[received:]
-    return data
-
-
-def send(connection: socket.socket, message: bytes) -> None:
-    """Send one message."""
-    connection.sendall(len(message).to_bytes(_LENGTH_BYTES, "big"))
-    connection.sendall(message)
-
-
-def _receive_request(connection: socket.socket) -> tuple[dict[str, Any], int | None] | None:
-    head, descriptors, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 1)
-    if not head:
-        return None
-    rest = receive(connection, _LENGTH_BYTES - len(head))
-    body = None if rest is None else receive(connection, int.from_bytes(head + rest, "big"))
-    return None if body is None else (json.loads(body), descriptors[0] if descriptors else None)
 
 
 def _content(descriptor: int) -> bytes:
@@ -169,9 +142,10 @@ def main(arguments: list[str]) -> None:
     module, _, function = parser.partition(":")
     worker = _Worker(getattr(importlib.import_module(module), function))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    send(connection, json.dumps(refused).encode())
-    while (received := _receive_request(connection)) is not None:
-        send(connection, _reply(worker, *received))
+    send_message(connection, json.dumps(refused).encode())
+    while (received := receive_message(connection)) is not None:
+        body, content = received
+        send_message(connection, _reply(worker, json.loads(body), content))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,7 @@ import json
 import logging
 import math
 import os
-import select
 import signal
-import subprocess
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -26,7 +24,7 @@ import numpy as np
 from ml_rag import priority
 from ml_rag.abc import Cancelled, Delta, Sampling
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, ModelUnavailable, from_json
-from ml_rag.ingest.child import cause, inherited, start
+from ml_rag.ingest.child import POLL_MS, Child, Lost, Useless, cause, inherited
 from ml_rag.server.cancellation import ClientGone
 from ml_rag.server.engines.time_limit import GRAMMAR_SECONDS
 
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ml_rag.server")
 
-#: milliseconds between two looks at ``cancelled`` while nothing comes
-CANCEL_POLL_MS = 20
 #: how long a cancelled call may take to end before its process is ended
 CANCEL_SECONDS = 2.0
 #: how long a process may take to end once its socket is closed
@@ -50,7 +46,6 @@ STALL_SECONDS = 30.0
 BYTES_PER_TOKEN = 64
 #: most bytes of one message
 _MESSAGE_BYTES = 64 * 1024 * 1024
-_RECEIVE_BYTES = 64 * 1024
 # What of the server's environment the process sees: no keys of remote models.
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONDONTWRITEBYTECODE", priority.VARIABLE)
 _ENVIRONMENT_PREFIXES = ("LC_", "OMP_", "GOMP_", "KMP_", "GGML_", "LLAMA_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "VK_")
@@ -60,100 +55,39 @@ _ENVIRONMENT_PREFIXES = ("LC_", "OMP_", "GOMP_", "KMP_", "GGML_", "LLAMA_", "CUD
 _UNKNOWN = object()
 
 
-class _Lost(Exception):
-    """The process is gone."""
-
-
-class _Useless(Exception):
-    """The process is there, and of no use any more: what it does, and how that shows."""
-
-
 class _GivenUp(Exception):
     """Nobody waits for the answer any more."""
 
 
-class _Process:
-    """One process and the socket to it.
-
-    No wait for it is without end, whatever the process does. What was sent or received in part when a wait was given up
-    is gone on with at the next one.
-    """
+class _Process(Child):
+    """One process, which may not stand still while it is asked something."""
 
     def __init__(self) -> None:
         environment = inherited(_ENVIRONMENT, _ENVIRONMENT_PREFIXES)
-        self.connection, self.process = start("ml_rag.server.engines.worker", environment=environment)
-        self.connection.setblocking(False)
-        self._poll = select.poll()
-        self._poll.register(self.connection)
-        self._unsent = b""
-        self._received = bytearray()
+        super().__init__("ml_rag.server.engines.worker", environment=environment, most=_MESSAGE_BYTES)
         self.ends_with_owner: Any = None
+        self._used = math.nan
 
-    def tell(self, message: dict[str, Any], go_on: Callable[[], None]) -> None:
-        """Send a message; ``go_on`` is asked while it has to wait, and may raise.
+    def ask(self, message: dict[str, Any], go_on: Callable[[], None]) -> None:
+        """Send a message. Raises ``Lost``, ``Useless``, what ``go_on`` raises."""
+        self.tell(json.dumps(message).encode(), go_on)
 
-        Raises ``_Lost``, ``_Useless``.
-        """
-        body = json.dumps(message).encode()
-        view = memoryview(self._unsent + len(body).to_bytes(8, "big") + body)
+    def answer(self, go_on: Callable[[], None]) -> dict[str, Any]:
+        """The next message. Raises the same."""
         try:
-            while view:
-                self._wait(select.POLLOUT, go_on)
-                view = view[self.connection.send(view) :]
-        except OSError as error:
-            raise _Lost from error
-        finally:
-            self._unsent = bytes(view)
-
-    def message(self, go_on: Callable[[], None]) -> dict[str, Any]:
-        """The next message, waited for; ``go_on`` as in ``tell``. Raises ``_Lost``, ``_Useless``."""
-        while len(self._received) < 8 or len(self._received) < 8 + self._length():
-            self._wait(select.POLLIN, go_on)
-            try:
-                piece = self.connection.recv(_RECEIVE_BYTES)
-            except OSError as error:
-                raise _Lost from error
-            if not piece:
-                raise _Lost
-            self._received += piece
-        end = 8 + self._length()
-        body = self._received[8:end]
-        del self._received[:end]
-        try:
-            message = json.loads(body)
+            message = json.loads(self.message(go_on))
         except (ValueError, RecursionError) as error:
-            raise _Useless("sent an unexpected reply", type(error).__name__) from error
+            raise Useless("sent an unexpected reply", type(error).__name__) from error
         if not isinstance(message, dict):
-            raise _Useless("sent an unexpected reply", "a message that is no object")
+            raise Useless("sent an unexpected reply", "a message that is no object")
         return message
 
-    def _length(self) -> int:
-        """Bytes of the message whose head is here."""
-        length = int.from_bytes(self._received[:8], "big")
-        if length > _MESSAGE_BYTES:
-            raise _Useless("sent an unexpected reply", f"a message of {length} bytes")
-        return length
-
-    def _wait(self, event: int, go_on: Callable[[], None]) -> None:
-        self._poll.modify(self.connection, event)
-        used = math.nan
-        waits = 0
-        while not self._poll.poll(CANCEL_POLL_MS):
-            go_on()
-            # by waits, not by the clock: it goes on where the whole machine, or container, is made to stand still
-            if waits * CANCEL_POLL_MS % (1000 * STALL_SECONDS) == 0:
-                before, used = used, processor_seconds(self.process.pid)
-                if used == before:
-                    raise _Useless("stood still", f"it used no processor time for {STALL_SECONDS:g} s")
-            waits += 1
-
-    def end(self, seconds: float = 0.0) -> int:
-        """End it, by force after so many seconds. Its exit status, minus the signal that ended it."""
-        self.connection.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.wait(seconds)
-        self.process.kill()
-        return self.process.wait()
+    def _check_alive(self, waits: int) -> None:
+        # by waits, not by the clock: it goes on where the whole machine, or container, is made to stand still
+        if waits * POLL_MS % (1000 * STALL_SECONDS) == 0:
+            before, self._used = self._used if waits else math.nan, processor_seconds(self.process.pid)
+            if self._used == before:
+                raise Useless("stood still", f"it used no processor time for {STALL_SECONDS:g} s")
 
 
 def processor_seconds(pid: int) -> float:
@@ -296,9 +230,9 @@ class EngineProcess:
                 raise _GivenUp
 
         try:
-            process.tell(request, go_on)
+            process.ask(request, go_on)
             while True:
-                answer = process.message(go_on)
+                answer = process.answer(go_on)
                 if "error" in answer or "end" in answer:
                     at_work = False
                     if "error" in answer:
@@ -309,10 +243,10 @@ class EngineProcess:
                 yield answer
         except _GivenUp:
             return
-        except _Lost:
+        except Lost:
             at_work = False
             raise self._lost() from None
-        except _Useless as useless:
+        except Useless as useless:
             at_work = False
             raise self._useless(*useless.args) from None
         finally:
@@ -333,16 +267,16 @@ class EngineProcess:
         process.ends_with_owner = weakref.finalize(self, process.end)
         try:
             # whoever waits for this may go: the next one wants it, too
-            process.tell(self._start_message, _nothing)
-            ready = process.message(_nothing)
+            process.ask(self._start_message, _nothing)
+            ready = process.answer(_nothing)
             if "unforeseen" in ready:
                 log.error("loading model %s failed: %s", self._model_id, ready["unforeseen"])
                 raise ModelUnavailable(f"model {self._model_id} cannot be loaded", detail=ready["unforeseen"])
             if "error" in ready:
                 raise from_json(ready, EngineFailed.status)
-        except _Lost:
+        except Lost:
             raise self._lost(loading=True) from None
-        except _Useless as useless:
+        except Useless as useless:
             raise self._useless(*useless.args) from None
         except BaseException:
             self.close()
@@ -360,15 +294,15 @@ class EngineProcess:
                 raise _GivenUp
 
         try:
-            process.tell({"cancel": self._number}, go_on)
+            process.ask({"cancel": self._number}, go_on)
             while True:
-                answer = process.message(go_on)
+                answer = process.answer(go_on)
                 if "end" in answer or "error" in answer:
                     return
                 go_on()
-        except _Lost:
+        except Lost:
             pass
-        except (_GivenUp, _Useless):
+        except (_GivenUp, Useless):
             log.warning("model %s did not stop when its call was cancelled: its process is ended", self._model_id)
         if self._process is not None:
             self._end()

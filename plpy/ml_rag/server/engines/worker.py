@@ -1,8 +1,8 @@
 """The process of one model. Started by ``ml_rag.server.engines.process`` only.
 
-``python -m ml_rag.server.engines.worker SOCKET_FD``. A message is its length, 8 bytes big endian, and JSON. The first
-one names the model, its answer says that it is loaded. Requests come one at a time, beside ``{"cancel": number}``;
-once the server closes the socket, as it does by ending, the process ends, whatever it is doing.
+``python -m ml_rag.server.engines.worker SOCKET_FD``. Messages are JSON. The first one names the model, its answer says
+that it is loaded. Requests come one at a time, beside ``{"cancel": number}``; once the server closes the socket, as it
+does by ending, the process ends, whatever it is doing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any
 
 from ml_rag.abc import Delta, Engine, Sampling
 from ml_rag.errors import EngineFailed, MlRagError
+from ml_rag.ingest.child import receive_message, send_message
 from ml_rag.ingest.confine import end_with_parent, hide
-from ml_rag.ingest.sandbox_worker import receive, send
 from ml_rag.priority import yield_thread
 from ml_rag.server.catalogue import ModelEntry
 from ml_rag.server.engines import time_limit
@@ -48,11 +48,8 @@ class _Requests:
 
     def _read(self) -> None:
         with contextlib.suppress(OSError, MemoryError):
-            while (head := receive(self._connection, 8)) is not None:
-                body = receive(self._connection, int.from_bytes(head, "big"))
-                if body is None:
-                    break
-                message = json.loads(body)
+            while (received := receive_message(self._connection)) is not None:
+                message = json.loads(received[0])
                 if "cancel" in message:
                     self._cancelled = message["cancel"]
                 else:
@@ -133,7 +130,7 @@ def main(descriptor: int) -> None:
     time_limit.end_long_steps(time_limit.GRAMMAR_SECONDS)
 
     def tell(message: dict[str, Any]) -> None:
-        send(connection, json.dumps(message).encode())
+        send_message(connection, json.dumps(message).encode())
 
     try:
         engine = _load(requests.next())
