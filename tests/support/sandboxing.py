@@ -65,6 +65,15 @@ def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
     return False
 
 
+def find_missing() -> dict[str, str] | None:
+    """What the kernel refuses to a parser here."""
+    sandbox = Sandbox()
+    try:
+        return asyncio.run(sandbox.find_missing())
+    finally:
+        sandbox.close()
+
+
 def fails(sandbox: Sandbox, content: bytes) -> DocumentError:
     with pytest.raises(DocumentError) as caught:
         ask(sandbox, content)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import resource
 import signal
@@ -115,12 +114,3 @@ def _drop_capabilities() -> None:
     nothing = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; of 32 each, twice
     if _libc.capset(ctypes.byref(header), nothing) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def main() -> None:
-    """Tell, as JSON, what the kernel refuses here: for the model server, which has not started a parser yet."""
-    print(json.dumps(confine()))
-
-
-if __name__ == "__main__":
-    main()

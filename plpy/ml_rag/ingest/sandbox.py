@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -23,10 +24,10 @@ from typing import IO, Any
 
 import orjson
 
+from ml_rag import priority
 from ml_rag.abc import Segment
 from ml_rag.errors import DocumentError, EngineFailed, MlRagError, from_json
-from ml_rag.ingest.child import Child, Lost, Useless, cause
-from ml_rag.ingest.confinement import environment, log_missing
+from ml_rag.ingest.child import Child, Lost, Useless, cause, inherited
 from ml_rag.ingest.split import Chunking
 from ml_rag.protocol import MAX_SEGMENTS
 from ml_rag.scratch import Scratch
@@ -39,6 +40,10 @@ DEFAULT_PARSER = "ml_rag.ingest.parse:parse"
 WORKER = "ml_rag.ingest.sandbox_worker"
 #: how long a child may take to end once its socket is closed
 END_SECONDS = 0.5
+#: what of the server's environment a parser may see: no keys of remote models
+_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TESSDATA_PREFIX", priority.VARIABLE)
+#: the models want the other cores
+_SINGLE = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +107,27 @@ class Parsed:
     is_passing: bool = False
 
 
+@functools.cache
+def log_missing(what: str, why: str) -> None:
+    """Once for the life of the server, not for each child."""
+    log.warning("document parsers run without a %s: %s", what, why)
+
+
 class _Late(Exception):
     """The child did not answer in time, or nobody waits for the answer any more."""
+
+
+class _Patience:
+    """Called while a child is waited for. Raises ``_Late``."""
+
+    def __init__(self, seconds: float, is_cancelled: Callable[[], bool]) -> None:
+        self._until, self._is_cancelled = time.monotonic() + seconds, is_cancelled
+        self.is_late = False
+
+    def __call__(self) -> None:
+        self.is_late = time.monotonic() > self._until
+        if self.is_late or self._is_cancelled():
+            raise _Late
 
 
 class _Child(Child):
@@ -116,17 +140,18 @@ class _Child(Child):
         #: not to be used again
         self.spent = False
         try:
-            own, memory = environment() | {"TMPDIR": str(self._folder.path)}, str(limits.memory_bytes)
-            super().__init__(WORKER, parser, memory, environment=own, most=limits.reply_bytes)
+            environment = inherited(_ENVIRONMENT) | _SINGLE | {"TMPDIR": str(self._folder.path)}
+            super().__init__(WORKER, parser, str(limits.memory_bytes), environment=environment, most=limits.reply_bytes)
         except BaseException:
             self._folder.remove()
             raise
         try:
-            refused = orjson.loads(self.message(go_on))
+            #: what the kernel refuses of ``confine`` -> why
+            self.refused: dict[str, str] = orjson.loads(self.message(go_on))
         except (Lost, Useless, _Late):
             detail = f"its process ended with status {self.end(END_SECONDS)}"
             raise EngineFailed("the document parser cannot be started", detail=detail) from None
-        for what, why in refused.items():
+        for what, why in self.refused.items():
             log_missing(what, why)
 
     def ask(self, request: dict[str, Any], go_on: Callable[[], None], descriptor: int | None = None) -> dict[str, Any]:
@@ -200,27 +225,36 @@ class Sandbox:
         while not self._idle.empty():
             self._idle.get_nowait().end()
 
-    def _in_thread(self, job: Job, cancelled: threading.Event) -> Parsed:
-        until = time.monotonic() + self.limits.wall_seconds
-        is_late = False
+    async def find_missing(self) -> dict[str, str] | None:
+        """What the kernel refuses of ``confine`` -> why, by a child that starts and ends; logged.
 
+        None where that cannot be found out now, as where no process can be started.
+        """
+        try:
+            missing = await asyncio.wrap_future(self._threads.submit(self._refused))
+        except (EngineFailed, OSError, RuntimeError):  # RuntimeError: no thread can be started
+            return None
+        if not missing:
+            log.info("document parsers are confined: no network, no files but their own, no privilege")
+        return missing
+
+    def _refused(self) -> dict[str, str]:
+        child = _Child(self._parser, self.limits, _Patience(self.limits.wall_seconds, lambda: self._is_closed))
+        child.end(END_SECONDS)
+        return child.refused
+
+    def _in_thread(self, job: Job, cancelled: threading.Event) -> Parsed:
         def is_cancelled() -> bool:
             return cancelled.is_set() or self._is_closed
 
-        def go_on() -> None:
-            nonlocal is_late
-            is_late = time.monotonic() > until
-            if is_late or is_cancelled():
-                raise _Late
-
-        child = self._take(go_on)
-        until = time.monotonic() + self.limits.wall_seconds
+        child = self._take(_Patience(self.limits.wall_seconds, is_cancelled))
+        patience = _Patience(self.limits.wall_seconds, is_cancelled)
         try:
-            return self._ask(child, job, go_on)
+            return self._ask(child, job, patience)
         except (Lost, Useless, _Late):
             child.spent = True
             # one that ends by itself tells why; one that is stuck does not see that its socket is closed
-            raise self._lost(child.end(END_SECONDS), is_late, is_cancelled()) from None
+            raise self._lost(child.end(END_SECONDS), patience.is_late, is_cancelled()) from None
         finally:
             child.documents += 1
             if child.spent or child.documents >= self.limits.documents_per_worker or is_cancelled():

@@ -15,7 +15,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ml_rag.errors import InvalidRequest, MlRagError
-from ml_rag.ingest.confinement import find_missing
 from ml_rag.ingest.sandbox import Limits, Sandbox
 from ml_rag.server import openapi, routes
 from ml_rag.server.boundary import Boundary, error_response, json_response
@@ -54,7 +53,7 @@ def create_app(registry: Registry) -> Starlette:
     calls = Calls(registry.metrics)
 
     async def look_at_parsers(app: Starlette) -> None:
-        app.state.parsers_miss = await find_missing()
+        app.state.parsers_miss = await app.state.sandbox.find_missing()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -19,11 +19,10 @@ from PIL import Image, ImageDraw
 
 from ml_rag.errors import DiskFull
 from ml_rag.ingest import confine, landlock
-from ml_rag.ingest.confinement import find_missing, log_missing
-from ml_rag.ingest.sandbox import DEFAULT_PARSER, Job, Sandbox
+from ml_rag.ingest.sandbox import DEFAULT_PARSER, Job, Sandbox, log_missing
 from ml_rag.ingest.split import Chunking
 from support import parsers
-from support.sandboxing import PLAIN, TESTS, Make, ask, fails, make
+from support.sandboxing import PLAIN, TESTS, Make, ask, fails, find_missing, make
 from support.small_disk import small_disk
 
 __all__ = ["make"]
@@ -99,7 +98,7 @@ def test_a_parser_has_no_capability_and_gets_none(make: Make, facts: dict[str, A
     """Its user namespace came with all of them, and another one would."""
     found = confined(make(), facts)
     held = found["capabilities"]
-    if "network namespace" not in (asyncio.run(find_missing()) or ()):
+    if "network namespace" not in (find_missing() or ()):
         # it had a user namespace of its own, and so the right to drop what root could give
         assert held["CapBnd"] == 0
     assert {value for name, value in held.items() if name != "CapBnd"} == {0}
@@ -213,7 +212,7 @@ def test_what_the_kernel_refuses_is_logged_once_and_parsing_goes_on(
     before: str,
     missing: set[str],
 ) -> None:
-    usual = set(asyncio.run(find_missing()) or ())
+    usual = set(find_missing() or ())
     folder = tmp_path / "before"  # of its own: a parser may read where its code comes from
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(before)
@@ -227,8 +226,8 @@ def test_what_the_kernel_refuses_is_logged_once_and_parsing_goes_on(
     told = [record.getMessage() for record in caplog.records]
     assert {line.removeprefix("document parsers run without a ").partition(":")[0] for line in told} == usual | missing
     assert len(told) == len(usual | missing)
-    assert asyncio.run(find_missing()) is not None
-    assert set(asyncio.run(find_missing()) or ()) == usual | missing
+    assert find_missing() is not None
+    assert set(find_missing() or ()) == usual | missing
     if before in (OLD_LANDLOCK, NO_LANDLOCK):
         assert {found[what] for what in TAMPERING} == {"EPERM"}
     if before == OLD_LANDLOCK and "view of the file system" not in usual:
@@ -239,6 +238,6 @@ def test_what_the_kernel_refuses_is_logged_once_and_parsing_goes_on(
 
 def test_whether_parsers_are_confined_is_unknown_where_no_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
-    assert asyncio.run(find_missing()) is None
+    assert find_missing() is None
     monkeypatch.setattr("sys.executable", "/bin/false")
-    assert asyncio.run(find_missing()) is None
+    assert find_missing() is None

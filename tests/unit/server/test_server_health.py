@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import httpx
 
-from ml_rag.ingest.confinement import find_missing
-from support.sandboxing import eventually
+from support.sandboxing import eventually, find_missing
 from support.servers import running_server
 
 
 def test_health_tells_whether_parsers_are_confined() -> None:
     """Before a document has come: the server finds it out when it starts."""
-    missing = asyncio.run(find_missing())
+    missing = find_missing()
     assert missing is not None
     with running_server(tcp=True) as server:
 
