@@ -34,10 +34,12 @@ _BEHIND = 12
 _LONGEST = 1000
 
 
-def ends(text: str) -> Iterator[int]:
+def ends(text: str, pause: Callable[[], object] = lambda: None) -> Iterator[int]:
     """Where the sentences of a paragraph end; the last one ends with the text."""
     start = 0
-    for match in _END.finditer(text):
+    for number, match in enumerate(_END.finditer(text)):
+        if number % 1000 == 0:
+            pause()
         if _ABBREVIATION.search(text[max(start, match.end() - _BEHIND) : match.end()]):
             continue
         start = match.end()
@@ -48,11 +50,12 @@ def ends(text: str) -> Iterator[int]:
 def spans(text: str, pause: Callable[[], object] = lambda: None) -> Iterator[tuple[int, int]]:
     """First and last position of each sentence, end exclusive, without the blank space around it.
 
-    ``pause`` is called for each, and for what is none: a text can be nothing but blank lines or full stops.
+    ``pause`` is called for each, and for what is none: a text can be nothing but blank lines or full stops, or one
+    paragraph of a million lines.
     """
-    for first, last in _paragraphs(text):
+    for first, last in _paragraphs(text, pause):
         start = first
-        for end in ends(text[first:last]):
+        for end in ends(text[first:last], pause):
             pause()
             for piece in _pieces(text, start, first + end):
                 begin, stop = _stripped(text, *piece)
@@ -61,11 +64,13 @@ def spans(text: str, pause: Callable[[], object] = lambda: None) -> Iterator[tup
             start = first + end
 
 
-def _paragraphs(text: str) -> Iterator[tuple[int, int]]:
+def _paragraphs(text: str, pause: Callable[[], object]) -> Iterator[tuple[int, int]]:
     """Lines that belong together: up to a blank line, an item of a list, a heading or a row."""
     start = at = 0
     is_closed = False
-    for line in text.splitlines(keepends=True):
+    for number, line in enumerate(text.splitlines(keepends=True)):
+        if number % 1000 == 0:
+            pause()
         bare = line.strip()
         if is_closed or not bare or ITEM.match(bare):
             if start < at:

@@ -234,9 +234,12 @@ def check(answer: str, texts: Sequence[str], question: str, stops: Stops, pause:
 
 def report(claims: Sequence[Claim], texts: Sequence[str], threshold: float, with_claims: bool) -> dict[str, Any]:
     """The reply of ml_check_grounding."""
+
+    def is_supported(claim: Claim) -> bool:
+        return claim.score is not None and claim.score >= threshold
+
     checked = [claim for claim in claims if claim.score is not None]
-    supported = [claim for claim in checked if claim.score is not None and claim.score >= threshold]
-    cited = sorted({fact for claim in supported for fact in claim.facts})
+    cited = sorted({fact for claim in checked if is_supported(claim) for fact in claim.facts})
     places = {fact: place for place, fact in enumerate(cited)}
     found: dict[str, Any] = {
         "support_score": round(sum(claim.score or 0 for claim in checked) / len(checked), 4) if checked else 0,
@@ -250,7 +253,7 @@ def report(claims: Sequence[Claim], texts: Sequence[str], threshold: float, with
                 "start_pos": claim.start,
                 "end_pos": claim.end,
                 "claim_text": claim.text,
-                "citation_indices": [places[fact] for fact in claim.facts] if claim in supported else [],
+                "citation_indices": [places[fact] for fact in claim.facts] if is_supported(claim) else [],
                 "grounding_check_required": claim.score is not None,
                 "score": None if claim.score is None else round(claim.score, 4),
             }

@@ -37,7 +37,10 @@ def highlights(question: str, texts: Sequence[str], stops: Stops, pause: Pause) 
             found[-1].append((start, end, (stems | lead) & asked))
             lead = set()
     sentences = [stems for passages in found for _, _, stems in passages]
-    counts = Counter(stem for stems in sentences for stem in stems)
+    counts: Counter[str] = Counter()
+    for stems in sentences:
+        pause()
+        counts.update(stems)
     weights = {stem: math.log(1 + (len(sentences) - n + 0.5) / (n + 0.5)) for stem, n in counts.items()}
     total = sum(weights.values()) or 1
     scored = [[(sum(weights[s] for s in stems) / total, start, end) for start, end, stems in ps] for ps in found]

@@ -6,8 +6,9 @@ from collections.abc import Collection
 
 import pytest
 
-from ml_rag.backend.grounding import check, report, supported
+from ml_rag.backend.grounding import Claim, check, report, supported
 from ml_rag.backend.highlights import highlights
+from ml_rag.sentences import spans
 
 STOPS = {"the", "is", "a", "in", "of", "to", "for", "are", "it", "not", "no", "at", "was", "by", "what", "and", "as"}
 TRAVEL = (
@@ -216,3 +217,35 @@ def test_what_is_no_sentence_can_be_cancelled_too(text: str) -> None:
     assert paused >= 2000
     assert highlights("trains", [text], stops, step) == [[]]
     assert paused >= 3000
+
+
+@pytest.mark.parametrize("text", ["a\n" * 5000, "a. B\n" * 5000], ids=["lines", "abbreviations"])
+def test_a_paragraph_of_many_lines_can_be_cancelled(text: str) -> None:
+    """Before its first sentence is known: its lines are counted first, and what could end a sentence."""
+    paused = 0
+
+    def step() -> None:
+        nonlocal paused
+        paused += 1
+
+    assert next(spans(text, step), None) is not None
+    assert paused >= 5
+
+
+def test_a_report_takes_time_that_grows_with_the_claims() -> None:
+    class Score(float):
+        compared = 0
+
+        def __ge__(self, other: float) -> bool:
+            Score.compared += 1
+            return float.__ge__(self, other)
+
+        def __eq__(self, other: object) -> bool:
+            Score.compared += 1
+            return float.__eq__(self, other)
+
+        __hash__ = float.__hash__
+
+    many = [Claim(0, 1, "a", Score(1.0), [0]) for _ in range(500)]
+    assert [claim["citation_indices"] for claim in report(many, ["a"], 0.6, with_claims=True)["claims"]] == [[0]] * 500
+    assert Score.compared < 2000
