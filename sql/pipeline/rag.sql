@@ -239,7 +239,8 @@ BEGIN
   _rows := ml_rag._compiled($1, $2, NULL, 'rows', _call);
   IF _rows IS NOT NULL THEN
     RETURN QUERY
-      SELECT row_number() OVER ()::integer, h.vector_store, h.document_name, h.document_id, h.segment_number::integer, h.segment,
+      SELECT row_number() OVER ()::integer, h.vector_store, h.document_name, h.document_id,
+        CASE WHEN h.segment_number BETWEEN -2147483648 AND 2147483647 THEN h.segment_number END::integer, h.segment,
         h.distance, h.metadata, h.keyword_score, h.score, NULL::float8
       FROM jsonb_populate_recordset(NULL::ml_rag.hit, _rows) AS h;
     RETURN;
@@ -254,7 +255,8 @@ BEGIN
     PERFORM ml_rag._raise(ml_rag._with_left_out(_retrieval.missing, _request.options));
   END IF;
   RETURN QUERY
-    SELECT h.ordinality::integer, h.vector_store, h.document_name, h.document_id, h.segment_number::integer, h.segment,
+    SELECT h.ordinality::integer, h.vector_store, h.document_name, h.document_id,
+      CASE WHEN h.segment_number BETWEEN -2147483648 AND 2147483647 THEN h.segment_number END::integer, h.segment,
       h.distance, h.metadata, h.keyword_score, h.score, h.rerank_score
     FROM unnest(_retrieval.hits) WITH ORDINALITY AS h ORDER BY h.ordinality;
   _told := ml_rag._end(_call, '00000', _retrieval.trace, _began);
@@ -263,7 +265,7 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_search(text, jsonb) IS
 $$the citations of ml_rag as rows, best first; takes the options of ml_rag
-document_id is null where the store's column is no integer. keyword_score: BM25. score: 0-1, of hybrid search.
+document_id is null where the store's column is no integer, segment_number where it exceeds one. keyword_score: BM25. score: 0-1, of hybrid search.
 rerank_score: 0-1, of option rerank. Each is null if that stage did not run. With option explain, the explanation is the
 detail of a notice. Errors: as ml_rag.$$;
 

@@ -165,6 +165,23 @@ def test_null_document_names_ids_and_numbers(owner: Connection, asker: Connectio
     assert [c["segment"] for c in others] == ["no name"]
 
 
+@pytest.mark.parametrize("number", [2**31, -(2**63), 2**63 - 1])
+def test_numbers_of_segments_may_exceed_an_integer(owner: Connection, asker: Connection, number: int) -> None:
+    """Citations have them; the column of ml_rag_search is an integer."""
+    create_from(
+        owner,
+        "document_name text, segment_number bigint, segment text",
+        f"'a', {number}, 'far', '[1,0,0]'",
+        "'a', 1, 'near', '[1,1,0]'",
+    )
+    options = {"retrieval_options": {"segment_overlap": 2}, "citation_fields": ["segment_number"]}
+    cited = retrieve(asker, (1, 0, 0), **options)["citations"]
+    assert [(c["segment"], c["segment_number"]) for c in cited] == [("far", number), ("near", 1)]
+    for explain in (False, True):
+        rows = search(asker, "q", {"query_embedding": [1, 0, 0], "explain": explain})
+        assert [r[4:6] for r in rows] == [(None, "far"), (1, "near")]
+
+
 def test_documents_told_apart_by_name_where_there_is_no_id(owner: Connection, asker: Connection) -> None:
     create_from(
         owner,

@@ -21,7 +21,7 @@ cited AS (
 hit AS (
   SELECT * FROM cited
 )
-SELECT row_number() OVER (ORDER BY h.place)::integer AS rank, (ARRAY['public.handbook'])[h.store] AS vector_store, h.document_name, h.document_id, h.segment_number::integer AS segment_number, h.segment, h.distance, h.metadata, h.keyword_score, h.score, NULL::float8 AS rerank_score
+SELECT row_number() OVER (ORDER BY h.place)::integer AS rank, (ARRAY['public.handbook'])[h.store] AS vector_store, h.document_name, h.document_id, CASE WHEN h.segment_number BETWEEN -2147483648 AND 2147483647 THEN h.segment_number END::integer AS segment_number, h.segment, h.distance, h.metadata, h.keyword_score, h.score, NULL::float8 AS rerank_score
 FROM hit AS h ORDER BY h.place;
 
 -- by meaning, a limit, as citations with fields
@@ -159,10 +159,10 @@ cited AS (
   SELECT * FROM ranked
 ),
 range AS (
-  SELECT store, document_key, min(segment_number) - 1 AS first, max(segment_number) + 1 AS last, min(place) AS best
+  SELECT store, document_key, greatest(min(segment_number), -9223372036854775807) - 1 AS first, least(max(segment_number), 9223372036854775806) + 1 AS last, min(place) AS best
   FROM (SELECT d.*, count(*) FILTER (WHERE opens) OVER (PARTITION BY store, document_key ORDER BY segment_number) AS island
     FROM (SELECT store, document_key, segment_number, place,
-        coalesce(segment_number > 3 + max(segment_number) OVER (PARTITION BY store, document_key ORDER BY segment_number ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), true) AS opens
+        coalesce(segment_number - max(segment_number) OVER (PARTITION BY store, document_key ORDER BY segment_number ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)::numeric > 3, true) AS opens
       FROM cited WHERE store IN (1) AND segment_number IS NOT NULL AND document_key IS NOT NULL) AS d) AS i
   GROUP BY store, document_key, island
 ),
@@ -420,10 +420,10 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 range AS (
-  SELECT store, document_key, min(segment_number) - 2 AS first, max(segment_number) + 2 AS last, min(place) AS best
+  SELECT store, document_key, greatest(min(segment_number), -9223372036854775806) - 2 AS first, least(max(segment_number), 9223372036854775805) + 2 AS last, min(place) AS best
   FROM (SELECT d.*, count(*) FILTER (WHERE opens) OVER (PARTITION BY store, document_key ORDER BY segment_number) AS island
     FROM (SELECT store, document_key, segment_number, place,
-        coalesce(segment_number > 5 + max(segment_number) OVER (PARTITION BY store, document_key ORDER BY segment_number ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), true) AS opens
+        coalesce(segment_number - max(segment_number) OVER (PARTITION BY store, document_key ORDER BY segment_number ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)::numeric > 5, true) AS opens
       FROM cited WHERE store IN (1) AND segment_number IS NOT NULL AND document_key IS NOT NULL) AS d) AS i
   GROUP BY store, document_key, island
 ),
@@ -442,7 +442,7 @@ hit AS (
   LEFT JOIN widened AS w ON w.best = r.best
   WHERE r.best IS NULL OR r.best = c.place
 )
-SELECT row_number() OVER (ORDER BY h.place)::integer AS rank, (ARRAY['public.handbook'])[h.store] AS vector_store, h.document_name, h.document_id, h.segment_number::integer AS segment_number, h.segment, h.distance, h.metadata, h.keyword_score, h.score, NULL::float8 AS rerank_score
+SELECT row_number() OVER (ORDER BY h.place)::integer AS rank, (ARRAY['public.handbook'])[h.store] AS vector_store, h.document_name, h.document_id, CASE WHEN h.segment_number BETWEEN -2147483648 AND 2147483647 THEN h.segment_number END::integer AS segment_number, h.segment, h.distance, h.metadata, h.keyword_score, h.score, NULL::float8 AS rerank_score
 FROM hit AS h ORDER BY h.place;
 
 -- three arms, weighted, one by a question of its own
@@ -573,7 +573,7 @@ cited AS (
 hit AS (
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, to_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key::tid
 )
-SELECT row_number() OVER (ORDER BY h.place)::integer AS rank, (ARRAY['public.handbook'])[h.store] AS vector_store, h.document_name, h.document_id, h.segment_number::integer AS segment_number, h.segment, h.distance, h.metadata, h.keyword_score, h.score, NULL::float8 AS rerank_score
+SELECT row_number() OVER (ORDER BY h.place)::integer AS rank, (ARRAY['public.handbook'])[h.store] AS vector_store, h.document_name, h.document_id, CASE WHEN h.segment_number BETWEEN -2147483648 AND 2147483647 THEN h.segment_number END::integer AS segment_number, h.segment, h.distance, h.metadata, h.keyword_score, h.score, NULL::float8 AS rerank_score
 FROM hit AS h ORDER BY h.place;
 
 -- two parts with shares, each weighted by how clear its arms are
@@ -743,10 +743,10 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 range AS (
-  SELECT store, document_key, min(segment_number) - 1 AS first, max(segment_number) + 1 AS last, min(place) AS best
+  SELECT store, document_key, greatest(min(segment_number), -9223372036854775807) - 1 AS first, least(max(segment_number), 9223372036854775806) + 1 AS last, min(place) AS best
   FROM (SELECT d.*, count(*) FILTER (WHERE opens) OVER (PARTITION BY store, document_key ORDER BY segment_number) AS island
     FROM (SELECT store, document_key, segment_number, place,
-        coalesce(segment_number > 3 + max(segment_number) OVER (PARTITION BY store, document_key ORDER BY segment_number ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), true) AS opens
+        coalesce(segment_number - max(segment_number) OVER (PARTITION BY store, document_key ORDER BY segment_number ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)::numeric > 3, true) AS opens
       FROM cited WHERE store IN (1, 2) AND segment_number IS NOT NULL AND document_key IS NOT NULL) AS d) AS i
   GROUP BY store, document_key, island
 ),

@@ -259,12 +259,12 @@ class _Plan:
             " ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
         )
         return (
-            f"SELECT store, document_key, min(segment_number) - {overlap} AS first,"
-            f" max(segment_number) + {overlap} AS last, min(place) AS best\n"
+            f"SELECT store, document_key, greatest(min(segment_number), {overlap - 2**63}) - {overlap} AS first,"
+            f" least(max(segment_number), {2**63 - 1 - overlap}) + {overlap} AS last, min(place) AS best\n"
             "  FROM (SELECT d.*, count(*) FILTER (WHERE opens)"
             " OVER (PARTITION BY store, document_key ORDER BY segment_number) AS island\n"
             "    FROM (SELECT store, document_key, segment_number, place,\n"
-            f"        coalesce(segment_number > {2 * overlap + 1} + {before}, true) AS opens\n"
+            f"        coalesce(segment_number - {before}::numeric > {2 * overlap + 1}, true) AS opens\n"
             f"      FROM cited WHERE store IN ({numbers}) AND segment_number IS NOT NULL"
             " AND document_key IS NOT NULL) AS d) AS i\n"
             "  GROUP BY store, document_key, island"
@@ -351,8 +351,9 @@ class _Plan:
         if self.shape.form == "rows":
             return (
                 f"SELECT {rank}::integer AS rank, {store} AS vector_store, h.document_name, h.document_id,"
-                " h.segment_number::integer AS segment_number, h.segment, h.distance, h.metadata, h.keyword_score,"
-                " h.score, NULL::float8 AS rerank_score\nFROM hit AS h ORDER BY h.place"
+                " CASE WHEN h.segment_number BETWEEN -2147483648 AND 2147483647 THEN h.segment_number END::integer"
+                " AS segment_number, h.segment, h.distance, h.metadata, h.keyword_score, h.score,"
+                " NULL::float8 AS rerank_score\nFROM hit AS h ORDER BY h.place"
             )
         values = {
             "segment": "h.segment",
