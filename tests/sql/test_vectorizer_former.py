@@ -9,6 +9,7 @@ import pytest
 from ml_rag.client import doctor
 from support.cluster import Connection, Database
 from support.models_server import ModelsServer, models
+from support.processes import wait_until
 from support.stores import error, search
 from support.vectorizers import assert_in_step, assert_segments_in_step, create, items, run
 
@@ -19,7 +20,16 @@ SETTINGS = "SELECT name, value FROM ml_rag.setting WHERE name IN ('model_server'
 
 
 def drop(connection: Connection) -> list[Any]:
-    """Drop the extension; returns the settings that a new one needs."""
+    """Drop the extension; returns the settings that a new one needs.
+
+    Rows that were written after the oldest transaction of the cluster began count as changed: those of others, such as
+    of autovacuum, must be over.
+    """
+    others = (
+        "SELECT FROM pg_stat_activity WHERE backend_xid IS NOT NULL"
+        " AND (datname IS DISTINCT FROM current_database() OR backend_type <> 'client backend')"
+    )
+    wait_until(lambda: connection.execute(others).fetchone() is None)
     settings = connection.execute(SETTINGS).fetchall()
     connection.execute("DROP EXTENSION ml_rag CASCADE")
     return settings
