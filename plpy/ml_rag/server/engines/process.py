@@ -155,11 +155,10 @@ class EngineProcess:
         """
         if (size := _size(messages)) > BYTES_PER_TOKEN * self.max_tokens:
             return size // BYTES_PER_TOKEN + 1
-        request = self._numbered({"do": "count_tokens", "messages": list(messages)})
-        answers = list(self._ask(request, cancelled or _never))
-        if not answers:
+        answer = self._one({"do": "count_tokens", "messages": list(messages)}, cancelled or _never)
+        if answer is None:
             raise ClientGone
-        return int(answers[0]["tokens"])
+        return int(answer["tokens"])
 
     def generate(self, messages: Sequence[dict[str, str]], sampling: Sampling, cancelled: Cancelled) -> Iterator[Delta]:
         """The answer, piece by piece; it ends within a token once ``cancelled()`` is true, or the process is ended.
@@ -173,8 +172,7 @@ class EngineProcess:
                 detail=f"The prompt has {size} bytes; the context has {self.max_tokens} tokens: {most} bytes.",
                 hint="Ask a shorter question, or take a model with a larger context.",
             )
-        wanted = {"do": "generate", "messages": list(messages), "sampling": asdict(sampling)}
-        request = self._numbered(wanted)
+        request = {"do": "generate", "messages": list(messages), "sampling": asdict(sampling)}
         with contextlib.closing(self._ask(request, cancelled)) as answers:
             for answer in answers:
                 yield Delta(*answer["delta"])
@@ -199,8 +197,8 @@ class EngineProcess:
     def tokenizer(self) -> Any:
         """As ``EmbedEngine`` has it; got from the process once. Raises as ``embed``."""
         if self._tokenizer is _UNKNOWN:
-            answers = list(self._ask(self._numbered({"do": "tokenizer"}), _never))
-            text = answers[0]["tokenizer"]
+            answer = self._one({"do": "tokenizer"}, _never)
+            text: Any = answer["tokenizer"] if answer else None
             if text is not None:
                 from tokenizers import Tokenizer
 
@@ -213,24 +211,27 @@ class EngineProcess:
 
     def _numbers(self, request: dict[str, Any], cancelled: Cancelled) -> tuple[NDArray[np.float32], list[int]] | None:
         """What the process has computed, and the tokens of each text where it counts them; None: cancelled."""
-        answers = list(self._ask(self._numbered(request), cancelled))
-        if not answers:
+        if (answer := self._one(request, cancelled)) is None:
             return None
-        answer = answers[0]
         numbers = np.frombuffer(base64.b64decode(answer["numbers"]), "<f4").astype(np.float32)
         return numbers.reshape(answer["shape"]), answer["tokens"] or []
+
+    def _one(self, request: dict[str, Any], cancelled: Cancelled) -> dict[str, Any] | None:
+        """The answer to a request that has one; None: cancelled."""
+        return next(iter(list(self._ask(request, cancelled))), None)
 
     def _ask(self, request: dict[str, Any], cancelled: Cancelled) -> Generator[dict[str, Any]]:
         """The answers to a request up to their end; fewer once ``cancelled()`` is true."""
         process = self._started()
         at_work = True
+        self._number += 1
 
         def go_on() -> None:
             if cancelled():
                 raise _GivenUp
 
         try:
-            process.ask(request, go_on)
+            process.ask({**request, "number": self._number}, go_on)
             while True:
                 answer = process.answer(go_on)
                 if "error" in answer or "end" in answer:
@@ -252,10 +253,6 @@ class EngineProcess:
         finally:
             if at_work:
                 self._cancel(process)
-
-    def _numbered(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._number += 1
-        return {**request, "number": self._number}
 
     def _started(self) -> _Process:
         """The process; a new one where there is none, or it has ended meanwhile."""
