@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 Task = Literal["embed", "generate", "rerank"]
 
+#: of a text to embed or to rank, for each token that the model takes in: more is not read, as a text of 1 MB would cost
+#: more than one of some pages
+CHARACTERS_PER_TOKEN = 64
+
 #: True once the caller has gone away; engines ask at least once a batch or a token.
 Cancelled = Callable[[], bool]
 

@@ -15,15 +15,13 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any
 
+from ml_rag.abc import CHARACTERS_PER_TOKEN
 from ml_rag.ingest.formats.common import CAPTION
 
 #: how good a cut is; a heading is better still and handled apart, since segments do not reach over one
 PARAGRAPH, ROW, SENTENCE, LINE, WORD, CHARACTER = 5, 4, 3, 2, 1, 0
 #: the gap after a heading: never cut there as long as another place can be had
 AFTER_HEADING = -1
-
-#: embedding engines read so many characters a token at most, so a longer word counts for more than its tokens
-CHARACTERS_PER_TOKEN = 64
 
 #: of a heading in the metadata of each segment below it: a line of 1 MB would be a thousand times as much in them
 HEADING_CHARACTERS = 500
@@ -206,6 +204,7 @@ def _counts(lines: list[tuple[str, list[tuple[int, int]]]], counter: Counter) ->
 
 
 def _append(found: Units, tokens: array[int], start: int, end: int, gap: int, count: int, longest: int) -> None:
+    # of more characters than the model reads of a token it counts for more than its tokens
     cost = max(count, -(-(end - start) // CHARACTERS_PER_TOKEN))
     if cost <= longest or end - start < 2:
         found.starts.append(start)

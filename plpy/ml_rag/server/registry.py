@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ml_rag.abc import Cancelled, Task
+from ml_rag.abc import CHARACTERS_PER_TOKEN, Cancelled, Task
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, UnknownModel, WrongTask
 from ml_rag.server.cancellation import Cancellation, ClientGone
 from ml_rag.server.catalogue import Catalogue, ModelEntry
@@ -167,7 +167,7 @@ class Registry:
             prefix = getattr(lease.entry, f"{input_type}_prefix") if input_type else ""
             if prefix:
                 texts = [prefix + text for text in texts]
-            if not truncate and lease.entry.engine != "openai":
+            if not truncate and not lease.entry.kind.is_remote:
                 _check_lengths(await lease.run(_count_all, lease.engine, texts), lease.engine.max_tokens)
             vectors, tokens = await lease.batcher.embed(texts, cancelled)
             self.metrics.tokens(lease.entry.id, tokens_in=tokens)
@@ -179,7 +179,7 @@ class Registry:
         """How many of the texts are beyond the model's limit, so that ``embed`` cuts them; None where its tokenizer is
         elsewhere. Raises what ``lease`` raises, ``QueueFull``."""
         async with self.lease(model_id, "embed", cancelled) as lease:
-            if lease.entry.engine == "openai":
+            if lease.entry.kind.is_remote:
                 return None
             prefix = getattr(lease.entry, f"{input_type}_prefix") if input_type else ""
             most: int = lease.engine.max_tokens
@@ -191,7 +191,7 @@ class Registry:
         where its tokenizer is elsewhere. Raises what ``lease`` raises, ``QueueFull``, ``ClientGone``."""
         counts: list[int | None] = []
         async with self.lease(model_id, "embed", cancelled) as lease:
-            if lease.entry.engine == "openai":
+            if lease.entry.kind.is_remote:
                 return None
             for start in range(0, len(texts), COUNTED_AT_ONCE):
                 counts += await lease.run(_count_all, lease.engine, texts[start : start + COUNTED_AT_ONCE])
@@ -291,13 +291,9 @@ def _cut(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.flo
     return cut
 
 
-#: a token of a text that is split into tokens has at most so many on average
-_CHARACTERS_PER_TOKEN = 64
-
-
 def _count_all(engine: Any, texts: Sequence[str]) -> list[int | None]:
     """How many tokens each text has; None: more than any text of its length is split into to be counted."""
-    tokenizer, longest = engine.tokenizer(), _CHARACTERS_PER_TOKEN * engine.max_tokens
+    tokenizer, longest = engine.tokenizer(), CHARACTERS_PER_TOKEN * engine.max_tokens
 
     def count(text: str) -> int:
         return len(text.split()) if tokenizer is None else len(tokenizer.encode(text).ids)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import llama_cpp
 import numpy as np
 
-from ml_rag.abc import Cancelled
+from ml_rag.abc import CHARACTERS_PER_TOKEN, Cancelled
 from ml_rag.errors import ModelUnavailable
 from ml_rag.server.engines.llama_native import Aborted, NativeModel, watching
 from ml_rag.server.engines.llama_tokenizer import tokenizer_of
@@ -25,8 +25,6 @@ DEFAULT_TOKENS = 2048
 BATCH_TOKENS = 256
 #: texts in one batch
 BATCH_TEXTS = 32
-#: characters of a text that are looked at, for each token that it may have
-CHARACTERS_PER_TOKEN = 64
 _POOLING = {
     None: llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED,
     "mean": llama_cpp.LLAMA_POOLING_TYPE_MEAN,

@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 from tokenizers import Tokenizer
 
+from ml_rag.abc import CHARACTERS_PER_TOKEN
 from ml_rag.priority import yield_thread
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 #: padded tokens in one run; measured on 2 cores: larger batches are slower there, as they fall out of the cache
 RUN_TOKENS = 2048
-#: characters kept for each token a text may have, so that a text of 1 MB costs no more than one of some pages
-CHARACTERS_PER_TOKEN = 64
 #: bytes of a graph whose weights may be in memory twice
 SMALL_GRAPH = 256 * 1024 * 1024
 #: name of the exported graph's output, shape (texts, dimensions)

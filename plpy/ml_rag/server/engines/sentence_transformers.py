@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ml_rag.abc import CHARACTERS_PER_TOKEN
 from ml_rag.errors import ModelUnavailable
 from ml_rag.server.engines import require
 from ml_rag.server.pins import cached_sha256
@@ -127,7 +128,7 @@ class TorchEmbedder:
 
     def embed(self, texts: Sequence[str], cancelled: Cancelled) -> NDArray[np.float32]:
         vectors = np.zeros((len(texts), self.dimensions), np.float32)
-        limit = self.max_tokens * 64
+        limit = self.max_tokens * CHARACTERS_PER_TOKEN
         for start in range(0, len(texts), EMBED_BATCH):
             if cancelled():
                 break
@@ -174,7 +175,7 @@ class TorchReranker:
 
     def rerank(self, query: str, texts: Sequence[str], cancelled: Cancelled) -> NDArray[np.float32]:
         scores = np.zeros(len(texts), np.float32)
-        limit = self.max_tokens * 64
+        limit = self.max_tokens * CHARACTERS_PER_TOKEN
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
         for start in range(0, len(order), RERANK_BATCH):
             if cancelled():
