@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 
-from ml_rag.integrations.database import LAYERED, Query, Schemas, asked, is_empty, layered, worded
+from ml_rag.integrations.database import LAYERED, Rows, Schemas, asked, is_empty, layered, worded
 
 #: candidates of one list
 MOST = 100
@@ -29,8 +29,6 @@ STAGES = [
     "read", "generate", "ground", "explain",
 ]  # fmt: skip
 
-#: runs a statement with parameters in a read-only transaction
-Run = Callable[[Query, Mapping[str, Any]], Awaitable[list[dict[str, Any]]]]
 Key = tuple[Any, ...]
 
 
@@ -228,7 +226,7 @@ def searches(options: Mapping[str, Any], told: Mapping[str, Any]) -> list[tuple[
     return made
 
 
-async def retrieve(run: Run, schemas: Schemas, query: str, options: Mapping[str, Any]) -> Journey:
+async def retrieve(run: Rows, schemas: Schemas, query: str, options: Mapping[str, Any]) -> Journey:
     """Search, without an answer."""
     wanted = {**options, "explain": True, "citation_fields": FIELDS, "skip_generate": True}
     journey = Journey(query, dict(options))
@@ -250,7 +248,7 @@ async def retrieve(run: Run, schemas: Schemas, query: str, options: Mapping[str,
     return journey
 
 
-async def write(run: Run, schemas: Schemas, journey: Journey) -> None:
+async def write(run: Rows, schemas: Schemas, journey: Journey) -> None:
     """The call as it was asked, with an answer: its text, prompt, tokens and times are those that are shown."""
     wanted = {"grounding": {}, **journey.options, "explain": True, "citation_fields": FIELDS, "return_prompt": True}
     try:
@@ -262,7 +260,7 @@ async def write(run: Run, schemas: Schemas, journey: Journey) -> None:
     journey.written = rows[0]["answer"]
 
 
-async def look(run: Run, schemas: Schemas, journey: Journey) -> None:
+async def look(run: Rows, schemas: Schemas, journey: Journey) -> None:
     """The candidates of each stage; none where the model alone answers, or whole documents are read."""
     if not journey.explain.get("stores") or journey.answer["retrieval_info"]["method"] == "document_order":
         return

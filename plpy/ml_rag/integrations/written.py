@@ -15,14 +15,12 @@ from typing import Any
 import httpx
 
 from ml_rag.errors import EngineFailed, MlRagError, ServerUnreachable, from_json
-from ml_rag.integrations.database import Query, Schemas
+from ml_rag.integrations.database import Rows, Schemas
 
 #: seconds for a connection, and for which a model server that cannot be reached is left alone
 CONNECT, LEFT_ALONE = 2.0, 60.0
 #: the address that stands for none
 NONE = "none"
-#: what gives the rows of a statement
-Rows = Callable[[Query, Mapping[str, Any]], Awaitable[list[dict[str, Any]]]]
 #: called for each piece of the text: with the answer document, whose text is empty, and the piece
 Told = Callable[[Mapping[str, Any], str], Awaitable[None]]
 

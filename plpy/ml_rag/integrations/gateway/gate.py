@@ -90,7 +90,7 @@ class Gate:
         (row,) = await waited_for(request, await self.start(asker, work))
         return {name: value for name, value in row["options"].items() if name != "preset"}
 
-    async def rows(self, asker: Asker, query: Query, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+    async def rows(self, asker: Asker, query: Query, parameters: Mapping[str, Any] | None) -> list[dict[str, Any]]:
         """The rows of a statement as the asker's role. Raises Refused."""
         try:
             return await self.reader.rows(query, parameters, asker.role)
