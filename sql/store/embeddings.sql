@@ -126,7 +126,8 @@ BEGIN
   FOR _one IN SELECT e.* FROM ml_rag._embeddings(store) AS e WHERE e.is_default OR e.attnum = _found.attnum LOOP
     EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _relation, _one.column_name,
       -- segment_embedding is the default where no other column is
-      ml_rag._mark_embedding(_one.comment, _one.name, NOT _one.is_default AND _one.column_name <> 'segment_embedding'));
+      ml_rag._mark_keys(_one.comment, jsonb_build_object('EMBEDDING', _one.name,
+        'DEFAULT', CASE WHEN NOT _one.is_default AND _one.column_name <> 'segment_embedding' THEN true END)));
   END LOOP;
   IF _found.model_id <> ml_rag._get_setting('embed_model_id') THEN
     RAISE NOTICE USING MESSAGE = format('calls that name neither model nor store do not search "%s" now', store),

@@ -146,22 +146,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._mark_embedding(comment text, name text, is_default boolean) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: the comment with that name in its marker, as the default embedding or not; the same where it has no marker
-DECLARE
-  _marker text := ml_rag._marker(comment);
-  _kept text := (
-    SELECT string_agg(e.entry, ',' ORDER BY e.place)
-    FROM regexp_split_to_table(substr(_marker, 15), '[,;]') WITH ORDINALITY AS e (entry, place)
-    WHERE e.entry !~ '^(EMBEDDING|DEFAULT)=');
-BEGIN
-  RETURN coalesce(overlay(comment
-    PLACING concat('GENAI_OPTIONS=', _kept, ',EMBEDDING=', name, CASE WHEN is_default THEN ',DEFAULT=true' END)
-    FROM strpos(comment, _marker) FOR length(_marker)), comment);
-END
-$$;
-
 CREATE FUNCTION ml_rag._embeddings(relation oid)
 RETURNS TABLE (name text, column_name name, attnum smallint, model_id text, type text, dimensions integer,
                is_default boolean, comment text)
@@ -232,7 +216,7 @@ DECLARE
     SELECT string_agg(e.entry, ',' ORDER BY e.place)
     FROM regexp_split_to_table(substr(_marker, 15), '[,;]') WITH ORDINALITY AS e (entry, place)
     WHERE NOT keys ? split_part(e.entry, '=', 1)), (
-    SELECT string_agg(concat(k.key, '=', k.value), ',' ORDER BY k.key <> 'EMBED_MODEL_ID', k.key) FROM jsonb_each_text(keys) AS k
+    SELECT string_agg(concat(k.key, '=', k.value), ',' ORDER BY k.key <> 'EMBED_MODEL_ID', k.key = 'DEFAULT', k.key) FROM jsonb_each_text(keys) AS k
     WHERE k.value IS NOT NULL));
 BEGIN
   IF _marker IS NULL THEN

@@ -107,12 +107,11 @@ def check_name(connection: Connection, comment: str, model: str | None) -> None:
     read = "SELECT ml_rag._marked_key(%s, 'EMBEDDING')"
     assert connection.execute(read, (comment,)).fetchone() == (name_of(comment),)
     for is_default in (False, True):
-        row = connection.execute("SELECT ml_rag._mark_embedding(%s, 'a.b', %s)", (comment, is_default)).fetchone()
+        write = "SELECT ml_rag._mark_keys(%s, jsonb_build_object('EMBEDDING', 'a.b', 'DEFAULT', nullif(%s, false)))"
+        row = connection.execute(write, (comment, is_default)).fetchone()
         assert row is not None
         assert model_of(row[0]) == model
-        if model is None:
-            assert row[0] == comment
-        else:
+        if model is not None:
             assert connection.execute(read, row).fetchone() == ("a.b",)
             default = connection.execute("SELECT ml_rag._marked_key(%s, 'DEFAULT')", row).fetchone()
             assert default == ("true" if is_default else None,)

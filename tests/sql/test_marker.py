@@ -54,18 +54,17 @@ def test_reading(module_asker: Connection, comment: str | None, model: str | Non
             "b",
             f"{M}X {M}EMBED_MODEL_ID=a,EMBEDDING=b\n{M}EMBED_MODEL_ID=a",
         ),
-        ("no marker", "b", "no marker"),
-        (None, "b", None),
+        ("no marker", "b", f"no marker {M}EMBEDDING=b"),
+        (None, "b", f"{M}EMBEDDING=b"),
     ],
 )
-def test_changing(module_asker: Connection, comment: str | None, name: str, changed: str | None) -> None:
-    assert ask(module_asker, "_mark_embedding(%s, %s, false)", comment, name) == changed
-    as_default = ask(module_asker, "_mark_embedding(%s, %s, true)", comment, name)
-    if changed and M in changed:
-        assert isinstance(as_default, str)
-        assert as_default.replace(",DEFAULT=true", "") == changed
+def test_changing(module_asker: Connection, comment: str | None, name: str, changed: str) -> None:
+    keys = "jsonb_build_object('EMBEDDING', %s::text, 'DEFAULT', nullif(%s, false))"
+    assert ask(module_asker, f"_mark_keys(%s, {keys})", comment, name, False) == changed
+    as_default = ask(module_asker, f"_mark_keys(%s, {keys})", comment, name, True)
+    assert isinstance(as_default, str)
+    assert as_default.replace(",DEFAULT=true", "") == changed
+    assert ask(module_asker, "_marked_model(%s)", changed) == ask(module_asker, "_marked_model(%s)", comment)
+    if ask(module_asker, "_marked_model(%s)", comment) is not None:
         assert ask(module_asker, "_marked_key(%s, 'DEFAULT')", as_default) == "true"
         assert ask(module_asker, "_marked_key(%s, 'EMBEDDING')", changed) == name
-        assert ask(module_asker, "_marked_model(%s)", changed) == ask(module_asker, "_marked_model(%s)", comment)
-    else:
-        assert as_default == changed
