@@ -168,7 +168,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- Writes: the table of segments, as the caller
 DECLARE
   _segments text := ml_rag._relation_name(segments);
-  _of text := format('%s AS n WHERE %s', ml_rag._relation_name(relation), ml_rag._same_key(relation, segments, 'n'));
+  _is_of text := ml_rag._same_key('s', (ml_rag._source_key(segments)).key, 'n', (ml_rag._primary_key(relation)).key);
+  _of text := format('%s AS n WHERE %s', ml_rag._relation_name(relation), _is_of);
 BEGIN
   PERFORM ml_rag._drop_triggers(relation, '^ml_rag_segments_');
   EXECUTE format('DELETE FROM %s AS s WHERE %s OR NOT EXISTS (SELECT FROM %s'
@@ -177,6 +178,6 @@ BEGIN
   EXECUTE format('UPDATE %s AS s SET document_name = n.document_name FROM %s AND s.document_name COLLATE "C" <> n.document_name',
     _segments, _of);
   EXECUTE format('%s WHERE NOT EXISTS (SELECT FROM %s AS s WHERE %s)', (ml_rag._segment_statements(relation, 'ALL'))[1], _segments,
-    ml_rag._same_key(relation, segments, 'n'));
+    _is_of);
 END
 $$;

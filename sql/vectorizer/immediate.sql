@@ -8,6 +8,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 DECLARE
   _segments regclass := ml_rag._segment_table(relation);
   _filled regclass := coalesce(_segments, relation);
+  _key name[] := (ml_rag._primary_key(relation)).key;
 BEGIN
   PERFORM ml_rag._hold(ml_rag._parts(_filled));
   PERFORM ml_rag._refuse_foreign_schema(_filled);
@@ -17,10 +18,10 @@ BEGIN
     EXECUTE format('LOCK TABLE %s IN ROW EXCLUSIVE MODE', ml_rag._relation_name(_filled));
   END IF;
   PERFORM ml_rag._refuse_foreign_trigger(relation, _filled);
-  RETURN format('SELECT array_agg(%s) FROM ml_rag_new AS t WHERE %s', ml_rag._key_text('t', (ml_rag._primary_key(relation)).key),
+  RETURN format('SELECT array_agg(%s) FROM ml_rag_new AS t WHERE %s', ml_rag._key_text('t', _key),
     CASE WHEN _segments IS NULL THEN 't.segment_embedding IS NULL'
       ELSE format('EXISTS (SELECT FROM %s AS s WHERE %s AND s.segment_embedding IS NULL)', ml_rag._full_name(_segments),
-        ml_rag._same_key(relation, _segments, 't')) END);
+        ml_rag._same_key('s', (ml_rag._source_key(_segments)).key, 't', _key)) END);
 END
 $$;
 

@@ -119,15 +119,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._same_key(relation regclass, segments regclass, alias text, of text DEFAULT 's') RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: SQL of whether a segment is of a row of the source
-BEGIN
-  RETURN (SELECT string_agg(format('%s.%I = %s.%I', $4, u.k, alias, u.source), ' AND ')
-          FROM unnest((ml_rag._source_key(segments)).key, (ml_rag._primary_key(relation)).key) AS u (k, source));
-END
-$$;
-
 CREATE FUNCTION ml_rag._segments_comment(chunking jsonb) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the comment of a table of segments: how its texts are split
