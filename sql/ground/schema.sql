@@ -156,3 +156,26 @@ BEGIN
           WHERE d.logicalrelid = store AND d.partmethod = 'h');
 END
 $$;
+
+CREATE FUNCTION ml_rag._may_have_shards(relation oid) RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL SAFE AS $$
+-- purpose: whether it is worth looking for shards: a partitioned table, in a database where some partition is a foreign table
+-- Going through the partitions of a table takes 6 µs for each. A shard may have come since the snapshot of the caller's statement was
+-- taken, and is seen because this function is volatile, but not where a transaction has one snapshot: there the partitions decide.
+-- Reads: the catalog
+BEGIN
+  RETURN (SELECT c.relkind FROM pg_class AS c WHERE c.oid = relation) = 'p' AND (
+    current_setting('transaction_isolation') <> 'read committed'
+    OR EXISTS (SELECT FROM pg_foreign_table AS f JOIN pg_class AS c ON c.oid = f.ftrelid WHERE c.relispartition));
+END
+$$;
+
+CREATE FUNCTION ml_rag._has_shards(relation oid) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+-- purpose: whether some partition of a relation is a foreign table
+-- Reads: the catalog
+BEGIN
+  RETURN ml_rag._may_have_shards(relation) AND EXISTS (
+    SELECT FROM pg_partition_tree(relation) AS p WHERE p.isleaf AND pg_relation_filenode(p.relid) IS NULL);
+END
+$$;

@@ -23,14 +23,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._has_foreign_partition(relation oid) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: whether some partition of a table is a foreign table  Reads: the catalog
-BEGIN
-  RETURN EXISTS (SELECT FROM pg_partition_tree(relation) AS p JOIN pg_class AS c ON c.oid = p.relid WHERE c.relkind = 'f');
-END
-$$;
-
 CREATE FUNCTION ml_rag._keep_keywords() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 -- purpose: what a statement did to a table, done to its index
@@ -61,7 +53,7 @@ BEGIN
   IF TG_LEVEL <> 'STATEMENT' THEN
     -- before it is written a row need not be one of the table
     -- with an argument it is that of a shard, see _index_shards
-    _is_row := TG_WHEN = 'AFTER' AND (TG_NARGS = 1 OR ml_rag._has_foreign_partition(pg_partition_root(TG_RELID)));
+    _is_row := TG_WHEN = 'AFTER' AND (TG_NARGS = 1 OR ml_rag._has_shards(pg_partition_root(TG_RELID)) IS TRUE);
     IF NOT _is_row THEN
       RAISE EXCEPTION USING ERRCODE = '55000',
         MESSAGE = format('keyword index of "%s" cannot be updated', TG_RELID::regclass),
@@ -228,7 +220,7 @@ BEGIN
       'It is a partition or has inheritance: changes made through another table would be missed.',
       'An index has all partitions: call it for the whole table.'),
     (ml_rag._is_distributed(store) AND ml_rag._distribution_column(store) IS NULL, 'Citus does not distribute its rows by a column.', NULL),
-    (ml_rag._has_foreign_partition(store), 'A partition of it is a foreign table: changes in it would be missed.',
+    (ml_rag._has_shards(store), 'A partition of it is a foreign table: changes in it would be missed.',
       'Each shard has an index of its own: call it there, for the table that the shard has.'),
     ((SELECT c.relpersistence = 't' FROM pg_class AS c WHERE c.oid = store), 'It is a temporary table.', NULL)
   ) AS r (is_so, why, hint)
@@ -285,7 +277,7 @@ AS $$
 -- its trigger.
 -- Writes: triggers, as the caller
 DECLARE
-  _has_foreign boolean := ml_rag._has_foreign_partition(store);
+  _has_foreign boolean := ml_rag._has_shards(store);
   _event text;
   _part regclass;
 BEGIN
