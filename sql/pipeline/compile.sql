@@ -53,9 +53,7 @@ BEGIN
   END IF;
   _compiled := ml_rag._compile_question(query, coalesce((options - 'query_embedding')::text, '{}'),
     coalesce(query_embedding, options ->> 'query_embedding'), form, call, ml_rag._session_settings());
-  IF _compiled.error IS NOT NULL THEN
-    PERFORM ml_rag._raise(_compiled.error);
-  END IF;
+  PERFORM ml_rag._raise(_compiled.error);
   RETURN _compiled.answer;
 END
 $$;

@@ -59,9 +59,7 @@ BEGIN
   FOR i IN 1..cardinality(texts) BY 128 LOOP
     SELECT o.vectors, o.error INTO _vectors, _error
     FROM ml_rag._embed(texts[i:i + 127], _model_id, 'document') AS o;
-    IF _error IS NOT NULL THEN
-      PERFORM ml_rag._raise(_error);
-    END IF;
+    PERFORM ml_rag._raise(_error);
     _similarities := _similarities || ARRAY(
       SELECT greatest(0, coalesce(nullif(1 - (v.embedding OPERATOR(@vector@.<=>) _query_embedding), 'NaN'), 0))
       FROM unnest(_vectors) WITH ORDINALITY AS v (embedding, place) ORDER BY v.place);

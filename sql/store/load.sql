@@ -315,9 +315,7 @@ BEGIN
     PERFORM ml_rag._stage(_call, 'load', pg_catalog.jsonb_extract_path_text(_job, 'request', 'embed_model_id'));
     CALL ml_rag._load_files(_job, _outcome, _error);
     BEGIN
-      IF _error IS NOT NULL THEN
-        PERFORM ml_rag._raise(_error);
-      END IF;
+      PERFORM ml_rag._raise(_error);
       PERFORM ml_rag._stage(_call, 'index');
       SELECT e.result, e.options INTO result, _options FROM ml_rag._end_load(_job, _outcome, result, _options) AS e;
     EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN

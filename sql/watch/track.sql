@@ -49,9 +49,7 @@ BEGIN
     END IF;
   END IF;
   _begun := ml_rag._report('begin', 0, routine, stage);
-  IF _begun.error IS NOT NULL THEN
-    PERFORM ml_rag._raise(_begun.error);
-  END IF;
+  PERFORM ml_rag._raise(_begun.error);
   RETURN _begun.number;
 END
 $$;

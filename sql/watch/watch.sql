@@ -25,7 +25,7 @@ BEGIN
     RAISE WARNING USING MESSAGE = format('%s cannot be shown', shown),
       DETAIL = concat_ws(': ', _read.error ->> 'message', _read.error ->> 'detail'),
       HINT = coalesce(_read.error ->> 'hint', 'See the log of the model server.');
-  ELSIF _read.error IS NOT NULL THEN
+  ELSE
     PERFORM ml_rag._raise(_read.error);
   END IF;
   RETURN QUERY SELECT to_timestamp((_read.found ->> 'since')::float8), e.value
@@ -84,9 +84,7 @@ DECLARE
   _reset record;
 BEGIN
   _reset := ml_rag._reset_stats();
-  IF _reset.error IS NOT NULL THEN
-    PERFORM ml_rag._raise(_reset.error);
-  END IF;
+  PERFORM ml_rag._raise(_reset.error);
   RETURN to_timestamp(_reset.since);
 @CATCH@
 END
