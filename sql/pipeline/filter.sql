@@ -169,7 +169,7 @@ DECLARE
     FROM pg_class AS c JOIN pg_am AS a ON a.oid = c.relam
     WHERE c.oid = store.relation AND c.reltuples > 0 AND a.amname = 'heap');
   _from text := concat(ml_rag._relation_name(store.relation), ' AS t');
-  _condition text := concat(format(' WHERE t.%I IS NOT NULL AND t.%I IS NOT NULL', store.segment, store.segment_embedding), condition);
+  _condition text := concat(format(' WHERE t.%I IS NOT NULL', store.segment), condition);
   _seen double precision;
   _least double precision;
   _plan json;

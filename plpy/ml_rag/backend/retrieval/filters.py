@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ml_rag.backend.retrieval.sqltext import identifier
 from ml_rag.backend.retrieval.stores import Store, record
 from ml_rag.backend.statements import Statements
 
@@ -89,7 +90,10 @@ def of_store(plpy: Any, store: Store, options: str, stage: str, n: int, *, is_es
         return made
     estimated = None
     if is_estimated:
-        estimated = _run(plpy, "estimated", json.dumps(record(store)), made.condition, made.arguments)[0]["n"]
+        counted = made.condition
+        if stage == "search":  # a search by words finds rows without a vector, too
+            counted = f" AND t.{identifier(store.segment_embedding)} IS NOT NULL{counted}"
+        estimated = _run(plpy, "estimated", json.dumps(record(store)), counted, made.arguments)[0]["n"]
     if stage == "keyword":
         made.likely = _likely_rows(found["n"], n, estimated, are_counted=False)
     # counted where few pass, or it is not known
