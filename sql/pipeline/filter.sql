@@ -153,10 +153,12 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._estimated_rows(store ml_rag.store, condition text, arguments text[]) RETURNS double precision
+CREATE FUNCTION ml_rag._estimated_rows(
+  store ml_rag.store, condition text, arguments text[], OUT n double precision, OUT is_scanned boolean
+)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: how many rows of an ordinary table pass a filter, rather too few than too many; null where the table is so small that it
--- takes less to look at all rows, or was never analyzed
+-- purpose: how many rows of an ordinary table pass a filter, rather too few than too many, and whether all are read to find them;
+-- null where the table is so small that it takes less to look at all rows, or was never analyzed
 -- The planner knows nothing of the keys of a JSON column, and takes one row in 200, or in 3, for conditions on them. So 64 pages are
 -- looked at, but not more than 2000 rows. Rows that were written together are often alike: less twice the standard deviation, which is
 -- one of pages, of few that pass nothing is concluded. Half of the planner's estimate counts as far as the pages bear it out.
@@ -175,17 +177,20 @@ DECLARE
   _plan json;
 BEGIN
   IF _percent IS NULL OR _percent > 25 THEN
-    RETURN NULL;
+    RETURN;
   END IF;
   EXECUTE concat('SELECT sum(p.n), sum(p.n) - 2 * sqrt(sum(p.n * p.n)) FROM (SELECT count(*) AS n FROM ', _from, ' TABLESAMPLE SYSTEM (',
       _percent, ') REPEATABLE (0)', _condition, ' GROUP BY (t.ctid::text::point)[0]) AS p')
     INTO _seen, _least USING NULL::text, 0, arguments;
   IF _seen IS NULL THEN
-    RETURN 0;
+    n := 0;
+    RETURN;
   END IF;
   EXECUTE concat('EXPLAIN (FORMAT JSON) SELECT FROM ', _from, _condition) INTO _plan USING NULL::text, 0, arguments;
-  RETURN greatest(0, _least * 100 / _percent,
+  n := greatest(0, _least * 100 / _percent,
     least(_seen * 100 / _percent, (_plan #>> '{0,Plan,Plan Rows}')::double precision / 2));
+  -- a scan by parallel workers is below Gather
+  is_scanned := 'Seq Scan' IN (_plan #>> '{0,Plan,Node Type}', _plan #>> '{0,Plan,Plans,0,Node Type}');
 END
 $$;
 

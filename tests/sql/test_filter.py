@@ -390,8 +390,9 @@ def test_how_many_rows_pass_is_seen_on_some_pages(owner: Connection, asker: Conn
 
     def passing(filters: dict[str, Any]) -> float | None:
         row = asker.execute(
-            "SELECT ml_rag._estimated_rows(s, f.condition, f.arguments) FROM ml_rag.discover(ARRAY['docs']) AS s,"
-            " ml_rag.filter(s, jsonb_build_object('filters', %s::jsonb)) AS f",
+            "SELECT e.n FROM ml_rag.discover(ARRAY['docs']) AS s,"
+            " ml_rag.filter(s, jsonb_build_object('filters', %s::jsonb)) AS f,"
+            " ml_rag._estimated_rows(s, f.condition, f.arguments) AS e",
             (json.dumps(filters),),
         ).fetchone()
         assert row is not None
@@ -421,9 +422,9 @@ def test_rows_that_lie_together_are_not_taken_for_many(owner: Connection) -> Non
 
     def passing(condition: str, n: int) -> list[float]:
         rows = owner.execute(
-            "SELECT ml_rag._estimated_rows(s, %s, ARRAY[i::text])"
-            " FROM ml_rag.discover() AS s, generate_series(0, %s) AS i",
-            (f" AND {condition}", n - 1),
+            "SELECT e.n FROM ml_rag.discover() AS s, generate_series(0, %s) AS i,"
+            " ml_rag._estimated_rows(s, %s, ARRAY[i::text]) AS e",
+            (n - 1, f" AND {condition}"),
         )
         return [row[0] for row in rows]
 
@@ -434,6 +435,13 @@ def test_rows_that_lie_together_are_not_taken_for_many(owner: Connection) -> Non
     # one in ten, which the planner knows and most pages bear out
     tenths = passing("t.document_id >= $3[1]::bigint * 20 AND t.document_id < $3[1]::bigint * 20 + 20", 10)
     assert sorted(tenths)[3] > 5_000
+    # whether an index finds them
+    for condition, is_scanned in (("t.document_id < 20", False), ("t.document_id + 0 < 20", True)):
+        row = owner.execute(
+            "SELECT e.is_scanned FROM ml_rag.discover() AS s, ml_rag._estimated_rows(s, %s, '{}') AS e",
+            (f" AND {condition}",),
+        ).fetchone()
+        assert row == (is_scanned,)
 
 
 def test_rows_without_a_vector_count_where_words_are_searched(owner: Connection) -> None:

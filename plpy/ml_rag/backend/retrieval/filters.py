@@ -24,7 +24,8 @@ _run = Statements(
         ),
         "rows": ("SELECT greatest(0, c.reltuples)::float8 AS n FROM pg_class AS c WHERE c.oid = $1", "oid"),
         "estimated": (
-            "SELECT ml_rag._estimated_rows(jsonb_populate_record(NULL::ml_rag.store, $1), $2, $3) AS n",
+            "SELECT e.n, e.is_scanned"
+            " FROM ml_rag._estimated_rows(jsonb_populate_record(NULL::ml_rag.store, $1), $2, $3) AS e",
             *("jsonb", "text", "text[]"),
         ),
         "passing": (
@@ -93,9 +94,11 @@ def of_store(plpy: Any, store: Store, options: str, stage: str, n: int, *, is_es
         counted = made.condition
         if stage == "search":  # a search by words finds rows without a vector, too
             counted = f" AND t.{identifier(store.segment_embedding)} IS NOT NULL{counted}"
-        estimated = _run(plpy, "estimated", json.dumps(record(store)), counted, made.arguments)[0]["n"]
-    if stage == "keyword":
-        made.likely = _likely_rows(found["n"], n, estimated, are_counted=False)
+        row = _run(plpy, "estimated", json.dumps(record(store)), counted, made.arguments)[0]
+        estimated = row["n"]
+        if stage == "keyword" and estimated is not None:
+            finding = min(0.5 * found["n"], math.inf if row["is_scanned"] else 18 * estimated)
+            made.likely = _likely_rows(found["n"], n, estimated, finding)
     # counted where few pass, or it is not known
     if made.likely is None and not (stage == "search" and estimated is not None and estimated > made.compared):
         row = _run(plpy, "passing", json.dumps(record(store)), made.condition, made.arguments)[0]
@@ -114,20 +117,19 @@ def _compared_rows(rows: float, n: int) -> int:
     return min(10_000, round(math.sqrt(8 * (n + 8) * rows))) if rows > 0 else 10_000
 
 
-def _likely_rows(rows: float, n: int, passing: float | None, *, are_counted: bool) -> int | None:
+def _likely_rows(rows: float, n: int, passing: float, finding: float) -> int | None:
     """Among how many of the best rows by words there probably are ``n`` that pass a filter, with a reserve; None where
-    it takes less to look up all that pass. ``passing``: how many of all ``rows`` do; ``are_counted``: whether it is
-    known which. An estimate is rather too low, and so needs less of a reserve.
+    it takes less to look up all that pass. ``passing``: how many of all ``rows`` do; ``finding``: microseconds to find
+    these, 0 = they are known. Else their number is an estimate, which is rather too low and needs less of a reserve.
 
-    Measured: 15 us for one of the best rows, 9 for one that passes, and to find those 0.5 for each row that is read. An
-    index of the filter's column finds them sooner: counted are at most 18 a row.
+    Measured: 15 us for one of the best rows, 9 for one that passes, and to find those 0.5 for each row that is read, or
+    18 for each that an index of the filter's column finds.
     """
-    if passing is None or rows <= 0:
+    if rows <= 0:
         return None
-    reserve = (3 if are_counted else 1) * math.sqrt(n)
+    reserve = (1 if finding else 3) * math.sqrt(n)
     likely = 50 + (n + reserve) * rows / max(passing, 1)
-    counting = 0 if are_counted else min(0.5 * rows, 18 * passing)
-    return round(likely) if 15 * likely < 9 * passing + counting else None
+    return round(likely) if 15 * likely < 9 * passing + finding else None
 
 
 def condition(plpy: Any, store: Store, options: str, parameter: str) -> str:
@@ -150,7 +152,7 @@ def first_lookup(plpy: Any, store: Store, filtered: Filtered | None, n: int) -> 
     likely = filtered.likely
     if filtered.n is not None and not store.is_secured:
         # where many rows pass, n of them are among the best of all, and looking up all that pass would take longer
-        likely = _likely_rows(_run(plpy, "rows", store.relation)[0]["n"], n, filtered.n, are_counted=True)
+        likely = _likely_rows(_run(plpy, "rows", store.relation)[0]["n"], n, filtered.n, 0)
     if likely is not None:
         return Lookup(likely, is_likely=True)
     return _among(store, filtered.row_keys, n)
