@@ -32,8 +32,8 @@ class Useless(Exception):
 class Child:
     """One process and the socket to it.
 
-    No wait for it is without end, whatever the process does: ``go_on`` is called while a wait lasts, and may raise.
-    What was sent or received in part by then is gone on with at the next wait.
+    No wait for it is without end, whatever the process does: ``go_on`` is called while a wait lasts and for each piece
+    that comes, and may raise. What was sent or received in part by then is gone on with at the next wait.
     """
 
     def __init__(self, module: str, *arguments: str, environment: dict[str, str], most: int) -> None:
@@ -52,8 +52,11 @@ class Child:
         try:
             while view:
                 self._wait(select.POLLOUT, go_on)
-                view = view[socket.send_fds(self._connection, [view], [] if descriptor is None else [descriptor]) :]
-                descriptor = None
+                if descriptor is None:
+                    sent = self._connection.send(view)
+                else:
+                    sent = socket.send_fds(self._connection, [view], [descriptor])
+                view, descriptor = view[sent:], None
         except OSError as error:
             raise Lost from error
         finally:
@@ -70,9 +73,10 @@ class Child:
             if not piece:
                 raise Lost
             self._received += piece
+            go_on()
         end = _LENGTH_BYTES + self._length()
-        message = self._received[_LENGTH_BYTES:end]
-        del self._received[:end]
+        message, self._received = self._received, self._received[end:]
+        del message[end:], message[:_LENGTH_BYTES]
         return message
 
     def _length(self) -> int:

@@ -90,8 +90,9 @@ def leave_during(server: Server, files: Sequence[tuple[str, bytes]], **options: 
 def test_parsing_stops_when_the_client_goes(server: Server) -> None:
     server.post([("warm", b"warm")])
     leave_during(server, [("a", b"!sleep 30"), ("b", b"!sleep 30"), ("c", b"red")])
-    assert eventually(lambda: not server.sandbox._runs)
+    began = time.monotonic()
     assert [line["error"] for line in lines(server.post([("next", b"red")]))] == [None]
+    assert time.monotonic() - began < 20  # both parsers were asleep
 
 
 def test_embedding_stops_when_the_client_goes(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +132,5 @@ def test_shutting_down_does_not_wait_for_a_document(tmp_path: Path, server: Serv
     began = time.monotonic()
     with pytest.raises(httpx.RemoteProtocolError):
         other.post([("a", b"!sleep 30")])
-    assert time.monotonic() - began < 10
-    assert eventually(lambda: not other.sandbox._runs)
     other.stop()
+    assert time.monotonic() - began < 10

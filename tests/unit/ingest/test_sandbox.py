@@ -13,6 +13,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest
+from ml_rag.ingest import sandbox
 from ml_rag.ingest.sandbox import Job, ModelTokenizer
 from ml_rag.ingest.split import Chunking
 from support.sandboxing import PLAIN, Make, ask, eventually, fails, is_alive, job, make, pid
@@ -114,6 +115,14 @@ def test_waiting_ends_at_the_clock(make: Make) -> None:
     error = fails(make(wall_seconds=3.0), b"!sleep 60")
     assert 2.9 < time.monotonic() - began < 20
     assert error.message == "the document takes too long to read"
+
+
+def test_a_child_that_answers_in_drips_ends_at_the_clock(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "WORKER", "support.drips")
+    began = time.monotonic()
+    with pytest.raises(EngineFailed, match="cannot be started"):
+        ask(make(wall_seconds=1.0), b"text")
+    assert time.monotonic() - began < 20
 
 
 def test_memory_is_bounded_and_the_child_replaced(make: Make) -> None:
