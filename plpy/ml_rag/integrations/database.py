@@ -172,9 +172,9 @@ def _settings(name: str) -> dict[str, Any]:
 
 
 class Database:
-    """A few connections as the role of a DSN, each opened when it is needed. For several threads."""
+    """Up to four connections as the role of a DSN, each opened when it is needed. For several threads."""
 
-    def __init__(self, dsn: str, *, name: str, read_only: bool = False, connections: int = 4) -> None:
+    def __init__(self, dsn: str, *, name: str, read_only: bool = False) -> None:
         def configure(connection: psycopg.Connection[Any]) -> None:
             connection.read_only = read_only
             set_json_loads(_read_json, connection)
@@ -185,7 +185,7 @@ class Database:
             configure=configure,
             check=ConnectionPool.check_connection,
             min_size=0,
-            max_size=connections,
+            max_size=4,
             open=False,
         )
         # the error of a wrong DSN is its own, and not that the pool had no connection in time

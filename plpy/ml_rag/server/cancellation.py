@@ -58,7 +58,6 @@ async def watch_disconnect(request: Request) -> AsyncIterator[Cancellation]:
     block too, and when the server shuts down.
     """
     cancelled = Cancellation()
-    registry = getattr(request.app.state, "registry", None)
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -66,9 +65,7 @@ async def watch_disconnect(request: Request) -> AsyncIterator[Cancellation]:
         cancelled.set()
 
     task = asyncio.create_task(watch())
-    with contextlib.ExitStack() as stack:
-        if registry is not None:
-            stack.enter_context(registry.closing.on_set(cancelled.set))
+    with request.app.state.registry.closing.on_set(cancelled.set):
         try:
             yield cancelled
         finally:

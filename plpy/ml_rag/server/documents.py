@@ -131,8 +131,7 @@ async def _tokenizer(lease: Lease) -> ModelTokenizer:
         text = await lease.run(_tokenizer_json, engine)  # some engines ask their process for it
         digest = hashlib.sha256(f"{prefix}\0{text}".encode()).hexdigest()
         cached = ModelTokenizer(f"{lease.entry.id} {digest}", text, prefix)
-        with contextlib.suppress(AttributeError):  # an engine with slots
-            engine._sandbox_tokenizer = cached
+        engine._sandbox_tokenizer = cached
     return cached
 
 

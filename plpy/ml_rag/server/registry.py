@@ -44,10 +44,10 @@ COUNTED_AT_ONCE = 64
 class Registry:
     """The models of the server (``app.state.registry``)."""
 
-    def __init__(self, catalogue: Catalogue, models_dir: Path, metrics: Metrics | None = None) -> None:
+    def __init__(self, catalogue: Catalogue, models_dir: Path) -> None:
         self.catalogue = catalogue
         self.models_dir = models_dir
-        self.metrics = metrics or Metrics()
+        self.metrics = Metrics()
         self.memory = Memory(catalogue.server.max_memory_bytes, self.unload_unused, self._processes)
         self.metrics.watch_memory(self.memory.tightest)
         #: set when the server shuts down; every request's ``cancelled`` follows it

@@ -376,7 +376,7 @@ def _max_connections(server: ServerConfig, descriptors: int) -> int:
     return min(most, server.max_connections)
 
 
-def exit_now(status: int = 0) -> None:
+def exit_now() -> None:
     """End the process even while a model's thread is inside a call that cannot be interrupted, as loading one."""
     for thread in threading.enumerate():
         if thread.name.startswith("model-"):
@@ -385,4 +385,4 @@ def exit_now(status: int = 0) -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(status)
+    os._exit(0)
