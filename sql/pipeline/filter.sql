@@ -190,7 +190,7 @@ BEGIN
   n := greatest(0, _least * 100 / _percent,
     least(_seen * 100 / _percent, (_plan #>> '{0,Plan,Plan Rows}')::double precision / 2));
   -- a scan by parallel workers is below Gather
-  is_scanned := 'Seq Scan' IN (_plan #>> '{0,Plan,Node Type}', _plan #>> '{0,Plan,Plans,0,Node Type}');
+  is_scanned := coalesce('Seq Scan' IN (_plan #>> '{0,Plan,Node Type}', _plan #>> '{0,Plan,Plans,0,Node Type}'), false);
 END
 $$;
 
