@@ -415,7 +415,8 @@ def test_a_history_is_cut_to_whole_turns_the_newest_first(turns, budget, questio
     engine = FakeGenerate(ModelEntry(id="m", task="generate", engine="fake", context_tokens=4096))
     messages = [{"role": "system", "content": "the rules"}, {"role": "user", "content": f"asked: {question}"}]
     body = {"model": "m", "messages": messages, "history": turns, "history_tokens": budget, "max_tokens": 10}
-    fitted, used = fit_history(parse(json.dumps(body).encode()), engine)
+    fitted, those = fit_history(parse(json.dumps(body).encode()), engine, messages)
+    used = len(those)
     system, last = fitted
     assert system == messages[0]
     assert last["content"].endswith(messages[1]["content"])

@@ -59,16 +59,11 @@ def fit_prompt(body: ChatRequest, engine: GenerateEngine, cancelled: Cancelled |
             order=body.document_order or "best_last",
         )
 
-    turns = _turns_with_room(body, engine)
-    _, turns_used = _fit_turns(body, engine, build(0, ()), turns, cancelled)
+    _, turns = fit_history(body, engine, build(0, ()), cancelled)
     count = partial(engine.count_tokens, cancelled=cancelled)
-    fitted = prompt.fit(
-        documents,
-        engine.max_tokens - body.sampling().max_tokens,
-        count,
-        lambda used: build(used, turns[len(turns) - turns_used :]),
-    )
-    fitted = replace(fitted, turns_used=turns_used)
+    room = engine.max_tokens - body.sampling().max_tokens
+    fitted = prompt.fit(documents, room, count, lambda used: build(used, turns))
+    fitted = replace(fitted, turns_used=len(turns))
     if body.documents and not fitted.documents_used and body.task == "summarization":
         # There would be nothing left to summarise but the question itself.
         raise InvalidRequest(
@@ -106,24 +101,16 @@ def _turns_with_room(body: ChatRequest, engine: GenerateEngine) -> list[prompt.M
     return turns
 
 
-def _fit_turns(
-    body: ChatRequest,
-    engine: GenerateEngine,
-    messages: list[prompt.Message],
-    turns: Sequence[prompt.Message],
-    cancelled: Cancelled | None,
-) -> tuple[list[prompt.Message], int]:
-    if not turns:
-        return messages, 0
-    count = partial(engine.count_tokens, cancelled=cancelled)
-    return prompt.fit_history(messages, turns, _history_budget(body, engine), count)
-
-
 def fit_history(
-    body: ChatRequest, engine: GenerateEngine, cancelled: Cancelled | None = None
-) -> tuple[list[prompt.Message], int]:
-    """The messages with as many of the newest turns as fit history_tokens (a quarter of the context), and how many."""
-    return _fit_turns(body, engine, body.plain_messages(), _turns_with_room(body, engine), cancelled)
+    body: ChatRequest, engine: GenerateEngine, messages: list[prompt.Message], cancelled: Cancelled | None = None
+) -> tuple[list[prompt.Message], list[prompt.Message]]:
+    """Messages with as many of the newest turns as fit history_tokens (a quarter of the context), and these turns."""
+    turns = _turns_with_room(body, engine)
+    if not turns:
+        return messages, []
+    count = partial(engine.count_tokens, cancelled=cancelled)
+    fitted, used = prompt.fit_history(messages, turns, _history_budget(body, engine), count)
+    return fitted, turns[len(turns) - used :]
 
 
 def _check_length(body: ChatRequest, engine: GenerateEngine) -> None:
@@ -145,8 +132,8 @@ def _work(
     _check_length(body, engine)
     messages, sampling = body.plain_messages(), body.sampling()
     if body.history is not None and not body.writes_prompt:
-        messages, used = fit_history(body, engine, cancelled)
-        yield used
+        messages, turns = fit_history(body, engine, messages, cancelled)
+        yield len(turns)
     elif body.writes_prompt:
         fitted = fit_prompt(body, engine, cancelled)
         yield fitted
