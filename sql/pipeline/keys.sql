@@ -69,67 +69,6 @@ texts, and keys that most rows have. null removes a description. For a
 column it is COMMENT ON COLUMN; keys of the metadata are kept in the comment of that column. For the owner.
 Errors: 22023 empty or long key, long description, a column of embeddings; 42703 neither such a column nor metadata; 42501.$$;
 
-CREATE FUNCTION ml_rag._filter_type(type oid, OUT kind text, OUT is_list boolean)
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: what a model is told of a type: text, number, boolean, date or timestamp; null = it cannot be filtered by
--- Reads: the catalog
-DECLARE
-  _element oid := (SELECT e.oid FROM pg_type AS t JOIN pg_type AS e ON e.oid = t.typelem AND e.typarray = t.oid WHERE t.oid = type);
-BEGIN
-  is_list := _element IS NOT NULL;
-  kind := (
-    SELECT CASE WHEN t.typtype = 'e' THEN 'text'
-      WHEN t.typnamespace <> 'pg_catalog'::regnamespace THEN NULL
-      WHEN t.typname IN ('text', 'varchar', 'bpchar', 'name', 'uuid') THEN 'text'
-      WHEN t.typname IN ('int2', 'int4', 'int8', 'numeric', 'float4', 'float8') THEN 'number'
-      WHEN t.typname = 'bool' THEN 'boolean' WHEN t.typname = 'date' THEN 'date'
-      WHEN t.typname IN ('timestamp', 'timestamptz') THEN 'timestamp' END
-    FROM pg_type AS t WHERE t.oid = coalesce(_element, type));
-END
-$$;
-
-CREATE FUNCTION ml_rag._filter_values(relation regclass, "column" name, type oid) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: values that a column of texts has, at most 20, where it has few; null where the caller may not know them
--- pg_stats shows the statistics of a column to those who may read it, and to nobody under row-level security.
--- Reads: the catalog, pg_stats
-DECLARE
-  _element oid := coalesce((SELECT nullif(t.typelem, 0) FROM pg_type AS t WHERE t.oid = type AND t.typcategory = 'A'), type);
-  _values text[];
-BEGIN
-  IF EXISTS (SELECT FROM pg_enum AS e WHERE e.enumtypid = _element) THEN
-    _values := ARRAY(SELECT e.enumlabel FROM pg_enum AS e WHERE e.enumtypid = _element ORDER BY e.enumsortorder LIMIT 20);
-  ELSE
-    SELECT CASE WHEN _element = type THEN s.most_common_vals ELSE s.most_common_elems END::text::text[] INTO _values
-    FROM pg_stats AS s JOIN pg_class AS c ON c.relname = s.tablename JOIN pg_namespace AS n ON n.oid = c.relnamespace
-    WHERE c.oid = relation AND n.nspname = s.schemaname AND s.attname = "column" AND NOT s.inherited
-      -- negative: a share of the rows
-      AND (_element <> type OR abs(s.n_distinct) * CASE WHEN s.n_distinct < 0 THEN c.reltuples ELSE 1 END BETWEEN 1 AND 100);
-  END IF;
-  RETURN (SELECT jsonb_agg(v.value ORDER BY v.place) FROM unnest(_values) WITH ORDINALITY AS v (value, place)
-          WHERE length(v.value) <= 60 AND v.place <= 20);
-END
-$$;
-
-CREATE FUNCTION ml_rag._can_be_asked_for(store ml_rag.store, attnum smallint, kind text) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: whether a condition can be about a column that nobody has described: numbers, booleans, dates, and texts of which the
--- statistics say that they are short; but not keys, nor what the store is made of
--- Reads: the catalog, pg_stats
-DECLARE
-  _column name := (SELECT a.attname FROM pg_attribute AS a WHERE a.attrelid = store.relation AND a.attnum = _can_be_asked_for.attnum);
-BEGIN
-  -- a uuid is a text there
-  RETURN format_type((SELECT a.atttypid FROM pg_attribute AS a WHERE a.attrelid = store.relation AND a.attname = _column), NULL) <> 'uuid'
-    AND _column <> ALL (array_remove(ARRAY[store.document_name, store.document_id, store.segment_number], NULL))
-    AND NOT EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = store.relation AND i.indisprimary
-                    AND _can_be_asked_for.attnum = ANY (i.indkey::smallint[]))
-    AND (kind <> 'text' OR EXISTS (
-      SELECT FROM pg_stats AS s JOIN pg_class AS c ON c.relname = s.tablename JOIN pg_namespace AS n ON n.oid = c.relnamespace
-      WHERE c.oid = store.relation AND n.nspname = s.schemaname AND s.attname = _column AND s.avg_width <= 60));
-END
-$$;
-
 CREATE FUNCTION ml_rag._common_keys(store ml_rag.store) RETURNS SETOF text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the keys that most rows have in their metadata, with values that are not objects, at most 20; of the first thousand rows.
@@ -158,34 +97,63 @@ $$;
 
 CREATE FUNCTION ml_rag._filter_keys(stores ml_rag.store[], wanted jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: what the model may filter by, [{key, kind, is_list, description, values}], at most 60. wanted: true (what is described,
--- and what a condition can be about), or an array of keys
--- Reads: the catalog; the stores, as the caller
+-- purpose: what the model may filter by, [{key, kind, is_list, description, values}], at most 60
+-- wanted: an array of keys, or true: what is described, numbers, booleans, dates, and texts that are short by the
+-- statistics, but not the primary key or the store's own columns
+-- values: at most 20, of a text that has few. pg_stats hides columns that the caller may not read, and all under
+-- row-level security.
+-- Reads: the catalog, pg_stats; the stores, as the caller
 DECLARE
   _store ml_rag.store;
   _found jsonb := '[]';
-  _column record;
-  _type record;
   _described jsonb;
 BEGIN
   FOREACH _store IN ARRAY coalesce(stores, '{}') LOOP
-    FOR _column IN
-      SELECT a.attname, a.attnum, ml_rag._base_type(a.atttypid)::oid AS type, col_description(a.attrelid, a.attnum) AS description
-      FROM pg_attribute AS a
-      WHERE a.attrelid = _store.relation AND a.attnum > 0 AND NOT a.attisdropped
+    _found := _found || (
+      SELECT coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('key', a.attname, 'kind', k.kind,
+        'is_list', k.is_list, 'description', left(k.description, 1000),
+        'values', CASE WHEN k.kind = 'text' THEN (
+          SELECT jsonb_agg(v.value ORDER BY v.place)
+          FROM unnest(coalesce((
+              SELECT array_agg(l.enumlabel::text ORDER BY l.enumsortorder) FROM pg_enum AS l
+              WHERE l.enumtypid = k.element), (
+              SELECT CASE WHEN k.is_list THEN s.most_common_elems ELSE s.most_common_vals END::text::text[]
+              FROM pg_stats AS s
+              WHERE s.schemaname = n.nspname AND s.tablename = c.relname AND s.attname = a.attname
+                -- negative: a share of the rows
+                AND NOT s.inherited AND (k.is_list
+                  OR CASE WHEN s.n_distinct < 0 THEN -s.n_distinct * c.reltuples ELSE s.n_distinct END BETWEEN 1 AND 100)
+            ))) WITH ORDINALITY AS v (value, place)
+          WHERE length(v.value) <= 60 AND v.place <= 20) END)) ORDER BY a.attnum), '[]')
+      FROM pg_class AS c
+      JOIN pg_namespace AS n ON n.oid = c.relnamespace
+      JOIN pg_attribute AS a ON a.attrelid = c.oid
+      CROSS JOIN LATERAL (
+        SELECT e.oid AS element, e.oid <> t.oid AS is_list, col_description(c.oid, a.attnum) AS description,
+          CASE WHEN e.typtype = 'e' THEN 'text'
+            WHEN e.typnamespace <> 'pg_catalog'::regnamespace THEN NULL
+            WHEN e.typname IN ('text', 'varchar', 'bpchar', 'name', 'uuid') THEN 'text'
+            WHEN e.typname IN ('int2', 'int4', 'int8', 'numeric', 'float4', 'float8') THEN 'number'
+            WHEN e.typname = 'bool' THEN 'boolean' WHEN e.typname = 'date' THEN 'date'
+            WHEN e.typname IN ('timestamp', 'timestamptz') THEN 'timestamp' END AS kind
+        FROM pg_type AS t JOIN pg_type AS e ON e.oid = coalesce((
+          SELECT l.oid FROM pg_type AS l WHERE l.oid = t.typelem AND l.typarray = t.oid), t.oid)
+        WHERE t.oid = ml_rag._base_type(a.atttypid)) AS k
+      WHERE c.oid = _store.relation AND a.attnum > 0 AND NOT a.attisdropped AND k.kind IS NOT NULL
         AND a.attname <> ALL (array_remove(ARRAY[_store.segment_embedding, _store.segment, _store.metadata], NULL))
-        AND has_column_privilege(a.attrelid, a.attnum, 'SELECT')
-        AND (wanted = 'true' OR wanted ? a.attname::text)
+        AND has_column_privilege(c.oid, a.attnum, 'SELECT')
         AND NOT _found @> jsonb_build_array(jsonb_build_object('key', a.attname))
-      ORDER BY a.attnum
-    LOOP
-      _type := ml_rag._filter_type(_column.type);
-      CONTINUE WHEN _type.kind IS NULL OR (wanted = 'true' AND _column.description IS NULL
-        AND NOT ml_rag._can_be_asked_for(_store, _column.attnum, _type.kind));
-      _found := _found || jsonb_build_array(jsonb_strip_nulls(jsonb_build_object('key', _column.attname, 'kind', _type.kind,
-        'is_list', _type.is_list, 'description', left(_column.description, 1000),
-        'values', CASE WHEN _type.kind = 'text' THEN ml_rag._filter_values(_store.relation, _column.attname, _column.type) END)));
-    END LOOP;
+        AND (wanted ? a.attname::text OR wanted = 'true' AND (k.description IS NOT NULL
+          -- a uuid is a text here
+          OR a.atttypid <> 'uuid'::regtype
+            AND a.attname <> ALL (
+              array_remove(ARRAY[_store.document_name, _store.document_id, _store.segment_number], NULL))
+            AND NOT EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary
+                            AND a.attnum = ANY (i.indkey::smallint[]))
+            AND (k.kind <> 'text' OR EXISTS (
+              SELECT FROM pg_stats AS s
+              WHERE s.schemaname = n.nspname AND s.tablename = c.relname AND s.attname = a.attname
+                AND s.avg_width <= 60)))));
     CONTINUE WHEN _store.metadata IS NULL;
     _described := (SELECT k.keys FROM ml_rag._metadata_keys(_store.relation, _store.metadata) AS k);
     _found := _found || coalesce((
@@ -195,8 +163,8 @@ BEGIN
             UNION SELECT c FROM ml_rag._common_keys(_store) AS c WHERE wanted = 'true'
             UNION SELECT jsonb_array_elements_text(CASE WHEN wanted = 'true' THEN '[]' ELSE wanted END)) AS k (key)
       WHERE NOT _found @> jsonb_build_array(jsonb_build_object('key', k.key))
-        AND NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = _store.relation AND a.attname = k.key AND NOT a.attisdropped)
-    ), '[]');
+        AND NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = _store.relation AND a.attname = k.key
+                        AND NOT a.attisdropped)), '[]');
   END LOOP;
   RETURN jsonb_path_query_array(_found, 'lax $[0 to 59]');
 END
