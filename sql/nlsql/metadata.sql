@@ -135,32 +135,11 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._samples(relation oid) RETURNS TABLE (column_name name, samples text)
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SET search_path FROM CURRENT AS $$
--- purpose: values that columns of texts have again and again, at most eight each, as literals
--- Reads: pg_stats, which shows nothing to whom row-level security may hide rows, nor of columns that the caller may not read
-#variable_conflict use_column
-DECLARE
-  _table record := (SELECT (n.nspname, c.relname, c.relkind) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-                    WHERE c.oid = relation);
-BEGIN
-RETURN QUERY
-  SELECT s.attname, v.samples FROM pg_stats AS s
-  CROSS JOIN LATERAL (
-    SELECT string_agg(quote_literal(v.value), ', ' ORDER BY v.place) AS samples
-    FROM unnest(s.most_common_vals::text::text[]) WITH ORDINALITY AS v (value, place) WHERE v.place <= 8 AND length(v.value) <= 40
-  ) AS v
-  WHERE s.schemaname = _table.f1 AND s.tablename = _table.f2 AND s.inherited = (_table.f3 = 'p')
-    AND EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = relation AND a.attname = s.attname
-                AND a.atttypid IN ('text'::regtype, 'varchar'::regtype, 'bpchar'::regtype, '"char"'::regtype, 'name'::regtype));
-END
-$$;
-
 CREATE FUNCTION ml_rag._table_definition(relation oid, include_comments boolean) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: a table as an abridged CREATE TABLE: its columns that the caller may read, at most 100, with keys, comments, samples
--- an enum shows its first 20 labels
--- Reads: the catalog
+-- an enum shows its first 20 labels, a text at most eight values that it has again and again
+-- Reads: the catalog; pg_stats, which hides columns that the caller may not read, and all under row-level security
 DECLARE
   _is_readable boolean := has_table_privilege(relation, 'SELECT');
   _attnums smallint[] := ARRAY(
@@ -187,10 +166,16 @@ BEGIN
             concat_ws(' ', quote_ident(a.attname), format_type(a.atttypid, a.atttypmod),
               CASE WHEN a.attnotnull THEN 'NOT NULL' END) AS definition,
             concat_ws('; ', CASE WHEN _comments THEN ml_rag._comment_line(col_description(relation, a.attnum)) END,
-              'such as ' || coalesce(s.samples, (
+              'such as ' || coalesce((
+                SELECT string_agg(quote_literal(v.value), ', ' ORDER BY v.place)
+                FROM pg_stats AS s
+                CROSS JOIN unnest(s.most_common_vals::text::text[]) WITH ORDINALITY AS v (value, place)
+                WHERE s.schemaname = n.nspname AND s.tablename = c.relname AND s.attname = a.attname
+                  AND s.inherited = (c.relkind = 'p') AND v.place <= 8 AND length(v.value) <= 40
+                  AND a.atttypid = ANY ('{text,varchar,bpchar,"\"char\"",name}'::regtype[])), (
                 SELECT string_agg(quote_literal(m.enumlabel), ', ' ORDER BY m.enumsortorder) FROM (
                   SELECT m.* FROM pg_enum AS m WHERE m.enumtypid = a.atttypid ORDER BY m.enumsortorder LIMIT 20) AS m))) AS remark
-          FROM pg_attribute AS a LEFT JOIN ml_rag._samples(relation) AS s ON s.column_name = a.attname
+          FROM pg_attribute AS a
           WHERE a.attrelid = relation AND a.attnum = ANY (_attnums[:100])
           UNION ALL
           -- keys over columns that the caller may read, on both sides
