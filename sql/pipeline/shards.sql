@@ -440,16 +440,6 @@ EXCEPTION WHEN assert_failure OR OTHERS THEN
 END
 $$;
 
-CREATE FUNCTION ml_rag._keyword_statistics(store oid, segment name, key name[], terms text[], OUT statistics jsonb, OUT error jsonb)
-LANGUAGE plpython3u STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan
-AS $$
-# purpose: [rows, tokens, [in how many rows each term stands]] of a keyword index, for the caller
-@BACKEND@
-return backend.keyword_statistics(plpy, store, segment, key, terms)
-$$;
-
 CREATE FUNCTION ml_rag._asked_shards(store ml_rag.store, is_keyword boolean) RETURNS regclass[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the shards of a store that run its arms, those that answer; null = it has none. By meaning also null where the caller may

@@ -77,10 +77,8 @@ BEGIN
     END IF;
   END IF;
   IF request ->> 'call' = 'statistics' THEN
-    SELECT s.statistics, s.error INTO _found
-    FROM ml_rag._keyword_statistics(_index.store, _index.segment, _index.key, ml_rag._texts(request -> 'terms')) AS s;
-    PERFORM ml_rag._raise(_found.error);
-    RETURN jsonb_build_object('statistics', _found.statistics);
+    RETURN jsonb_build_object('statistics', ml_rag._python('keyword_statistics', jsonb_build_array(
+      _index.store::oid::bigint, _index.segment, _index.key, request -> 'terms')));
   END IF;
   SELECT s.* INTO _store FROM ml_rag.discover(ARRAY[_name], NULL, NULL, request -> 'columns', NULL, true) AS s
   WHERE s.relation = store;

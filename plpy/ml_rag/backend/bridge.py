@@ -516,10 +516,10 @@ def compile_question(
     return retrieval.answer(question, options, vector, form)
 
 
-@outcome
-def keyword_statistics(plpy: Any, store: int, segment: str, key: list[str], terms: list[str]) -> str:
-    """Rows, tokens and document frequencies of a keyword index, as JSON text; see ``ml_rag.backend.keyword``."""
-    return as_jsonb(keyword().statistics(plpy, store, segment, key, terms))
+@door
+def keyword_statistics(plpy: Any, store: int, segment: str, key: list[str], terms: list[str]) -> Any:
+    """Rows, tokens and document frequencies of a keyword index; see ``ml_rag.backend.keyword``."""
+    return _rights.at_one_moment(plpy, lambda: keyword().statistics(plpy, store, segment, key, terms))
 
 
 def run_handed() -> None:

@@ -28,11 +28,6 @@ _run = Statements(
             "SELECT jsonb_object_agg(k, current_setting(k))::text AS settings"
             " FROM unnest('{TimeZone,DateStyle,IntervalStyle}'::text[]) AS k",
         ),
-        "statistics": (
-            "SELECT s.statistics::text AS statistics, s.error::text AS error"
-            " FROM ml_rag._keyword_statistics($1, $2, $3::name[], $4) AS s",
-            *("oid", "name", "text[]", "text[]"),
-        ),
         "count": (
             "SELECT a.answers[1]::text AS statistics, a.failure::text AS failure"
             " FROM ml_rag._ask_arm(jsonb_populate_record(NULL::ml_rag.store, $1),"
