@@ -194,10 +194,7 @@ DECLARE
   _citations jsonb;
   _highlights jsonb;
 BEGIN
-  IF fields IS NULL THEN
-    RETURN coalesce((SELECT jsonb_agg(jsonb_build_object('segment', h.segment, 'distance', h.distance,
-                       'document_name', h.document_name)) FROM unnest(hits) AS h), '[]');
-  END IF;
+  fields := coalesce(fields, '[]');
   IF fields ? 'highlights' THEN
     _highlights := ml_rag._python('highlights', jsonb_build_array(question,
       ARRAY(SELECT h.segment FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality), ml_rag.text_search_configuration(NULL)));
@@ -240,8 +237,8 @@ BEGIN
   IF _rows IS NOT NULL THEN
     RETURN QUERY
       SELECT row_number() OVER ()::integer, h.vector_store, h.document_name, h.document_id,
-        CASE WHEN h.segment_number BETWEEN -2147483648 AND 2147483647 THEN h.segment_number END::integer, h.segment,
-        h.distance, h.metadata, h.keyword_score, h.score, NULL::float8
+        CASE WHEN h.segment_number BETWEEN -2147483648 AND 2147483647 THEN h.segment_number END::integer,
+        h.segment, h.distance, h.metadata, h.keyword_score, h.score, NULL::float8
       FROM jsonb_populate_recordset(NULL::ml_rag.hit, _rows) AS h;
     RETURN;
   END IF;
@@ -256,8 +253,8 @@ BEGIN
   END IF;
   RETURN QUERY
     SELECT h.ordinality::integer, h.vector_store, h.document_name, h.document_id,
-      CASE WHEN h.segment_number BETWEEN -2147483648 AND 2147483647 THEN h.segment_number END::integer, h.segment,
-      h.distance, h.metadata, h.keyword_score, h.score, h.rerank_score
+      CASE WHEN h.segment_number BETWEEN -2147483648 AND 2147483647 THEN h.segment_number END::integer,
+      h.segment, h.distance, h.metadata, h.keyword_score, h.score, h.rerank_score
     FROM unnest(_retrieval.hits) WITH ORDINALITY AS h ORDER BY h.ordinality;
   _told := ml_rag._end(_call, '00000', _retrieval.trace, _began);
 @CATCH_AND_END@
@@ -265,9 +262,9 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_search(text, jsonb) IS
 $$the citations of ml_rag as rows, best first; takes the options of ml_rag
-document_id is null where the store's column is no integer, segment_number where it exceeds one. keyword_score: BM25. score: 0-1, of hybrid search.
-rerank_score: 0-1, of option rerank. Each is null if that stage did not run. With option explain, the explanation is the
-detail of a notice. Errors: as ml_rag.$$;
+document_id is null where the store's column is no integer, segment_number where it exceeds one. keyword_score:
+BM25. score: 0-1, of hybrid search. rerank_score: 0-1, of option rerank. Each is null if that stage did not run. With
+option explain, the explanation is the detail of a notice. Errors: as ml_rag.$$;
 
 CREATE FUNCTION ml_rag._answer(query text, options jsonb, call integer, began timestamptz, OUT answer jsonb,
   OUT question text, OUT trace ml_rag.step[])

@@ -229,53 +229,45 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the arms of a call: those of option arms, else one or two that semantic_search and keyword_search stand for.
 -- Each brings at least so many candidates as at_least says. options are parsed ones
 DECLARE
-  _given jsonb;
-  _hybrid jsonb;
+  _hybrid jsonb := CASE WHEN (options -> 'keyword_search')::boolean
+    THEN coalesce(options -> 'hybrid_options', ml_rag.parse_options('hybrid_options', NULL)) END;
+  -- reciprocal rank fusion counts these two the same
+  _weight double precision := CASE _hybrid ->> 'fusion' WHEN 'weighted'
+    THEN (_hybrid ->> 'semantic_weight')::double precision END;
+  _wanted jsonb := coalesce(options -> 'arms', (
+    SELECT jsonb_agg(jsonb_build_object('search', u.search, 'query', 'question', 'is_auto', _weight IS NULL,
+      'weight', u.weight, 'candidates', coalesce(_hybrid -> 'candidates', '0')) ORDER BY u.search DESC)
+    FROM (VALUES ('semantic', _weight), ('keyword', 1 - _weight)) AS u (search, weight)
+    WHERE (options -> concat(u.search, '_search'))::boolean));
   _weights double precision;
-  _candidates integer := at_least;
-  _weight double precision;
+  _given jsonb;
   _of_a_kind integer;
   _n integer := 0;
 BEGIN
-  IF options ? 'arms' THEN
-    _weights := (SELECT sum(coalesce((a ->> 'weight')::double precision, 1)) FROM jsonb_array_elements(options -> 'arms') AS a);
-    FOR _given IN SELECT a FROM jsonb_array_elements(options -> 'arms') AS a LOOP
-      _of_a_kind := 1 + (SELECT count(*) FROM unnest(arms) AS a WHERE a.search = _given ->> 'search');
-      _n := _n + 1;
-      arms[_n].search := _given ->> 'search';
-      arms[_n].name := (_given ->> 'search') || CASE WHEN _of_a_kind > 1 THEN format(' %s', _of_a_kind) ELSE '' END;
-      arms[_n].query_key := CASE jsonb_typeof(_given -> 'query') WHEN 'string' THEN _given ->> 'query' END;
-      arms[_n].query := CASE WHEN _given #> '{query,text}' IS NOT NULL THEN ARRAY[_given #>> '{query,text}'] END;
-      arms[_n].query_embedding := CASE WHEN _given ? 'query_embedding' THEN ml_rag._vector(_given -> 'query_embedding') END;
-      arms[_n].weight := CASE WHEN NOT (_given -> 'is_auto')::boolean
-        THEN coalesce((_given ->> 'weight')::double precision, 1) / _weights END;
-      arms[_n].candidates := greatest(at_least, (_given ->> 'candidates')::integer);
-      arms[_n].max_distance := (_given ->> 'max_distance')::numeric;
-      arms[_n].min_score := (_given ->> 'min_score')::double precision;
-      arms[_n].function := _given ->> 'function';
-      arms[_n].form := _given ->> 'form';
-      arms[_n].is_descending := (_given -> 'descending')::boolean;
-      arms[_n].node_group := nullif(_given ->> 'in', 'segment');
-      arms[_n].embedding := _given ->> 'embedding';
-      arms[_n].arguments := _given -> 'arguments';
-      arms[_n].is_alone := (_given -> 'alone')::boolean;
-    END LOOP;
-    RETURN;
-  END IF;
-  IF (options -> 'keyword_search')::boolean THEN
-    _hybrid := coalesce(options -> 'hybrid_options', ml_rag.parse_options('hybrid_options', NULL));
-    _candidates := greatest(at_least, (_hybrid ->> 'candidates')::integer);
-    -- reciprocal rank fusion counts these two the same
-    _weight := CASE _hybrid ->> 'fusion' WHEN 'weighted' THEN (_hybrid ->> 'semantic_weight')::double precision END;
-  END IF;
-  IF (options -> 'semantic_search')::boolean THEN
-    arms := arms || ROW('semantic', 'semantic', 'question', NULL, NULL, _weight, _candidates,
-      NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ml_rag.arm;
-  END IF;
-  IF (options -> 'keyword_search')::boolean THEN
-    arms := arms || ROW('keyword', 'keyword', 'question', NULL, NULL, 1 - _weight, _candidates,
-      NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ml_rag.arm;
-  END IF;
+  _weights := (SELECT sum(coalesce((a ->> 'weight')::double precision, 1))
+               FROM jsonb_array_elements(_wanted) AS a);
+  FOR _given IN SELECT a FROM jsonb_array_elements(_wanted) AS a LOOP
+    _of_a_kind := 1 + (SELECT count(*) FROM unnest(arms) AS a WHERE a.search = _given ->> 'search');
+    _n := _n + 1;
+    arms[_n].search := _given ->> 'search';
+    arms[_n].name := concat_ws(' ', _given ->> 'search', CASE WHEN _of_a_kind > 1 THEN _of_a_kind END);
+    arms[_n].query_key := CASE jsonb_typeof(_given -> 'query') WHEN 'string' THEN _given ->> 'query' END;
+    arms[_n].query := CASE WHEN _given -> 'query' ? 'text' THEN ARRAY[_given #>> '{query,text}'] END;
+    arms[_n].query_embedding := CASE WHEN _given ? 'query_embedding'
+      THEN ml_rag._vector(_given -> 'query_embedding') END;
+    arms[_n].weight := CASE WHEN NOT (_given -> 'is_auto')::boolean
+      THEN coalesce((_given ->> 'weight')::double precision, 1) / _weights END;
+    arms[_n].candidates := greatest(at_least, (_given ->> 'candidates')::integer);
+    arms[_n].max_distance := (_given ->> 'max_distance')::numeric;
+    arms[_n].min_score := (_given ->> 'min_score')::double precision;
+    arms[_n].function := _given ->> 'function';
+    arms[_n].form := _given ->> 'form';
+    arms[_n].is_descending := (_given -> 'descending')::boolean;
+    arms[_n].node_group := nullif(_given ->> 'in', 'segment');
+    arms[_n].embedding := _given ->> 'embedding';
+    arms[_n].arguments := _given -> 'arguments';
+    arms[_n].is_alone := (_given -> 'alone')::boolean;
+  END LOOP;
 END
 $$;
 
