@@ -71,7 +71,6 @@ DECLARE
   _comment text;
   _key name[];
   _key_types text[];
-  _names text[];
   _columns text;
   _of_row text;
   _values text;

@@ -66,12 +66,13 @@ BEGIN
   -- segments drawn by the seed; short ones, which say little, last; more than are asked for: some say nothing
   _filter := ml_rag.filter(_store, ml_rag._parse_rag_options(jsonb_build_object('filters', _options -> 'filters')), '$3');
   _sampled := format($sql$
-    SELECT (%1$s)::text AS document_name, CASE WHEN %2$s BETWEEN -2147483648 AND 2147483647 THEN %2$s END::integer AS segment_number,
-      t.%3$I::text AS segment FROM %4$s AS t
+    SELECT (%1$s)::text AS document_name, t.%3$I::text AS segment,
+      CASE WHEN %2$s BETWEEN -2147483648 AND 2147483647 THEN %2$s END::integer AS segment_number FROM %4$s AS t
     WHERE t.%3$I IS NOT NULL%5$s
     ORDER BY length(t.%3$I) < 80, hashtextextended(concat_ws('|', %1$s, %2$s, md5(t.%3$I)) COLLATE "C", $1) LIMIT $2
     $sql$, coalesce(ml_rag._document_name(_store), 'NULL'),
-    CASE WHEN _store.segment_number IS NULL THEN 'NULL::integer' ELSE format('t.%I', _store.segment_number) END, _store.segment,
+    CASE WHEN _store.segment_number IS NULL THEN 'NULL::integer' ELSE format('t.%I', _store.segment_number) END,
+    _store.segment,
     ml_rag._relation_name(_store.relation), _filter.condition);
   FOR _segment IN EXECUTE _sampled USING (_options ->> 'seed')::bigint, 2 * (_left[1] + _left[2]) + 10, _filter.arguments LOOP
     EXIT WHEN _left[1] <= 0 AND _left[2] <= 0;

@@ -159,14 +159,15 @@ $$;
 
 CREATE FUNCTION ml_rag._may_have_shards(relation oid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL SAFE AS $$
--- purpose: whether it is worth looking for shards: a partitioned table, in a database where some partition is a foreign table
--- Going through the partitions of a table takes 6 µs for each. A shard may have come since the snapshot of the caller's statement was
--- taken, and is seen because this function is volatile, but not where a transaction has one snapshot: there the partitions decide.
+-- purpose: whether to look for shards: in a partitioned table, if the database has a partition that is foreign
+-- Each partition takes 6 µs. A shard may have come after the snapshot of the caller's statement; this function is
+-- volatile to see it. Where a transaction has one snapshot the partitions decide.
 -- Reads: the catalog
 BEGIN
   RETURN (SELECT c.relkind FROM pg_class AS c WHERE c.oid = relation) = 'p' AND (
     current_setting('transaction_isolation') <> 'read committed'
-    OR EXISTS (SELECT FROM pg_foreign_table AS f JOIN pg_class AS c ON c.oid = f.ftrelid WHERE c.relispartition));
+    OR EXISTS (SELECT FROM pg_foreign_table AS f JOIN pg_class AS c ON c.oid = f.ftrelid
+               WHERE c.relispartition));
 END
 $$;
 

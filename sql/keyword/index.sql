@@ -53,7 +53,8 @@ BEGIN
   IF TG_LEVEL <> 'STATEMENT' THEN
     -- before it is written a row need not be one of the table
     -- with an argument it is that of a shard, see _index_shards
-    _is_row := TG_WHEN = 'AFTER' AND (TG_NARGS = 1 OR ml_rag._has_shards(pg_partition_root(TG_RELID)) IS TRUE);
+    _is_row := TG_WHEN = 'AFTER'
+      AND (TG_NARGS = 1 OR ml_rag._has_shards(pg_partition_root(TG_RELID)) IS TRUE);
     IF NOT _is_row THEN
       RAISE EXCEPTION USING ERRCODE = '55000',
         MESSAGE = format('keyword index of "%s" cannot be updated', TG_RELID::regclass),

@@ -223,7 +223,8 @@ BEGIN
     -- the default one has a column of another name, which vector_store_columns gave
     EXECUTE (
       SELECT format('COMMENT ON COLUMN %s.%I IS %L', _relation, a.attname,
-        ml_rag._mark_keys(d.comment, jsonb_build_object('EMBEDDING', ml_rag._marked_model(d.comment), 'DEFAULT', true)))
+        ml_rag._mark_keys(d.comment,
+          jsonb_build_object('EMBEDDING', ml_rag._marked_model(d.comment), 'DEFAULT', true)))
       FROM pg_attribute AS a CROSS JOIN LATERAL (SELECT col_description(a.attrelid, a.attnum) AS comment) AS d
       WHERE a.attrelid = job.store AND a.attname = job.default_column AND NOT a.attisdropped);
   END IF;

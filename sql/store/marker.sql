@@ -216,8 +216,8 @@ DECLARE
     SELECT string_agg(e.entry, ',' ORDER BY e.place)
     FROM regexp_split_to_table(substr(_marker, 15), '[,;]') WITH ORDINALITY AS e (entry, place)
     WHERE NOT keys ? split_part(e.entry, '=', 1)), (
-    SELECT string_agg(concat(k.key, '=', k.value), ',' ORDER BY k.key <> 'EMBED_MODEL_ID', k.key = 'DEFAULT', k.key) FROM jsonb_each_text(keys) AS k
-    WHERE k.value IS NOT NULL));
+    SELECT string_agg(concat(k.key, '=', k.value), ',' ORDER BY k.key <> 'EMBED_MODEL_ID', k.key = 'DEFAULT', k.key)
+    FROM jsonb_each_text(keys) AS k WHERE k.value IS NOT NULL));
 BEGIN
   IF _marker IS NULL THEN
     RETURN concat_ws(' ', nullif(comment, ''), 'GENAI_OPTIONS=' || _entries);

@@ -168,7 +168,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- Writes: the table of segments, as the caller
 DECLARE
   _segments text := ml_rag._relation_name(segments);
-  _is_of text := ml_rag._same_key('s', (ml_rag._source_key(segments)).key, 'n', (ml_rag._primary_key(relation)).key);
+  _key name[] := (ml_rag._primary_key(relation)).key;
+  _is_of text := ml_rag._same_key('s', (ml_rag._source_key(segments)).key, 'n', _key);
   _of text := format('%s AS n WHERE %s', ml_rag._relation_name(relation), _is_of);
 BEGIN
   PERFORM ml_rag._drop_triggers(relation, '^ml_rag_segments_');
