@@ -43,8 +43,12 @@ def test_lines_of_sql_are_not_too_long() -> None:
     assert lines == []
 
 
-#: literals, which stay, and what makes no part of a stage: comments, and what COMMENT ON says
-WORDS = re.compile(r"('(?:[^']|'')*')|--[^\n]*|^\s*#[^\n]*$|^COMMENT ON .*?(?:\$\$;|';)$", re.M | re.S)
+#: literals, which stay, and what makes no part of a stage: comments, and what COMMENT ON and options say
+WORDS = re.compile(
+    r"('(?:[^']|'')*')|--[^\n]*|^\s*#[^\n]*$|^COMMENT ON .*?(?:\$\$;|';)$"
+    r"|_add_options\('\w+', \$\$.*?^\$\$\)",
+    re.M | re.S,
+)
 DEFINED = re.compile(
     r"^CREATE (?:OR REPLACE )?(?:FUNCTION|PROCEDURE|AGGREGATE|TABLE|(?:MATERIALIZED )?VIEW|TYPE|SEQUENCE)"
     r" (?:ml_rag|ml_rag_internal|@extschema@)\.(\w+)",

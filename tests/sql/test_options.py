@@ -142,17 +142,17 @@ def test_every_option_belongs_to_a_routine_or_to_an_object_among_options(module_
 @pytest.mark.parametrize(
     "record",
     [
-        "'ml_rag', 'n_citations', 'integer', minimum => 0, maximum => 1, description => 'there is one'",
-        "'ml_rag', 'x', 'integer', minimum => 0, description => 'no maximum'",
-        "'ml_rag', 'x', 'number', maximum => 1, description => 'no minimum'",
-        "'ml_rag', 'x', 'text', minimum => 0, maximum => 1, description => 'limits of a text'",
-        "'ml_rag', 'x', 'choice', description => 'no choices'",
-        "'ml_rag', 'x', 'text', choices => '{a}', description => 'choices of a text'",
-        "'ml_rag', 'x', 'words', description => 'no such type'",
-        "'ml_rag', 'x', 'text', keys_of => 'rerank', description => 'keys of a text'",
-        "'ml_rag', 'x', 'text'",
+        "n_citations | integer 0..1 | none | there is one",
+        "x | integer 0.. | none | no maximum",
+        "x | number ..1 | none | no minimum",
+        "x | text 0..1 | none | limits of a text",
+        "x | choice | none | no choices",
+        "x | text a,b | none | choices of a text",
+        "x | words | none | no such type",
+        "x | text of rerank | none | keys of a text",
+        "x | text | none",
     ],
 )
 def test_a_record_that_lacks_what_it_needs_is_refused(module_owner: Connection, record: str) -> None:
     with pytest.raises(psycopg.IntegrityError):
-        module_owner.execute(f"SELECT ml_rag._add_option({record})")
+        module_owner.execute("SELECT ml_rag._add_options('ml_rag', %s)", (record,))

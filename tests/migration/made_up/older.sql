@@ -14,7 +14,7 @@ GRANT EXECUTE ON FUNCTION ml_rag.model_server() TO PUBLIC;
 COMMENT ON VIEW ml_rag.setting IS 'settings';
 ALTER TABLE ml_rag_internal.keyword_run ALTER lengths SET STORAGE EXTENDED;
 UPDATE ml_rag.option SET maximum = 50 WHERE routine = 'ml_rank' AND name = 'top_n';
-SELECT ml_rag._add_option('ml_rank', 'former', 'boolean', description => 'no longer there');
+SELECT ml_rag._add_options('ml_rank', 'former | boolean | - | no longer there');
 
 -- not there yet
 DELETE FROM ml_rag.option WHERE routine = 'ml_rank' AND name = 'language';

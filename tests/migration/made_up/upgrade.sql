@@ -49,10 +49,11 @@ COMMENT ON VIEW ml_rag.setting IS 'settings of this database: name, value in for
 ALTER TABLE ml_rag_internal.keyword_run ALTER lengths SET STORAGE EXTERNAL;
 
 DELETE FROM ml_rag.option WHERE routine = 'ml_rank' AND name IN ('top_n', 'former');
-SELECT ml_rag._add_option('ml_rank', 'top_n', 'integer', minimum => 1, maximum => 2147483647, default_rule => 'all',
-  description => 'return only the best n; in ml_rag the option is n_citations');
-SELECT ml_rag._add_option('ml_rank', 'language', 'text', default_rule => 'default_text_search_config',
-  description => 'a code such as en or pt-BR, or a name: what the model "hybrid" takes for a word');
+SELECT ml_rag._add_options('ml_rank', $$
+top_n | integer 1..2147483647 | all | return only the best n; in ml_rag the option is n_citations
+language | text | default_text_search_config | a code such as en or pt-BR, or a name: what the model "hybrid"
+  takes for a word
+$$);
 
 CREATE FUNCTION ml_rag._forget_dropped() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
