@@ -26,6 +26,16 @@ def texts(folder: str, file: str) -> list[str]:
         return [" ".join(filter(None, (row.get("title"), row["text"]))) for row in map(json.loads, lines)]
 
 
+def claims() -> list[str]:
+    """Claims and the passages that they should stand on; none where the evaluation data is not there."""
+    return [
+        text
+        for path in sorted((DATA / "grounding").glob("*.jsonl"))
+        for row in map(json.loads, path.read_text().splitlines())
+        for text in (row["answer"], *row["facts"])
+    ]
+
+
 def segments(rows: int, seed: int = 7, words: int = WORDS_A_SEGMENT) -> Iterator[str]:
     """``rows`` texts of about so many words, by the frequencies of squad2 and vaswani_npl, and a tail of rare words."""
     known = " ".join(text for name in ("squad2", "vaswani_npl") for text in texts(name, "corpus.jsonl"))
