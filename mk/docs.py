@@ -32,7 +32,7 @@ LIST = re.compile(r"<!-- (formats|engines) -->\n.*?<!-- end of \1 -->", re.DOTAL
 OPTIONS = """
 SELECT routine, name, type, minimum, maximum, choices, default_value, default_rule, auto_value IS NOT NULL, auto_value,
   keys_of, description
-FROM ml_rag.option ORDER BY ctid
+FROM ml_rag.option ORDER BY cmin::text::bigint
 """
 
 # trigger functions are called by nobody

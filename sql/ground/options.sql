@@ -30,25 +30,32 @@ keys_of: whose options are the keys of an object, or of those in an array. is_pr
 into the log.$$;
 
 CREATE FUNCTION ml_rag._add_options(routine text, records text) RETURNS void
-LANGUAGE sql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $function$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $function$
 -- purpose: options of a routine, a record a line, further lines of it indented: name | type | default | description
 -- type: followed by the range of a number (1..9, 0..), by the words of a choice (a,b, or "of metric"), or by what the
 -- keys of an object or of an array's objects are ("of …"); then auto=… and private. default: "= " and the value in JSON,
 -- or the rule in words; both with " -- " between; - for neither
 -- Writes: ml_rag.option
-INSERT INTO ml_rag.option (routine, name, type, minimum, maximum, choices, default_value, auto_value, description,
-  default_rule, keys_of, is_private)
-SELECT $1, f[1], split_part(f[2], ' ', 1), substring(f[2] FROM ' (-?[0-9.]*[0-9])\.\.')::numeric,
-  substring(f[2] FROM '\.\.([0-9.]+)')::numeric,
-  CASE WHEN f[2] = 'choice of metric' THEN ARRAY(SELECT m.name FROM ml_rag.metric AS m ORDER BY m.name)
-    ELSE string_to_array(substring(f[2] FROM '^\S+ (\w+(?:,\w+)+)'), ',') END,
-  CASE WHEN f[3] LIKE '= %' THEN substr(split_part(f[3], ' -- ', 1), 3)::jsonb END,
-  substring(f[2] FROM ' auto=(\S+)')::jsonb, f[4],
-  nullif(CASE WHEN f[3] LIKE '= %' THEN split_part(f[3], ' -- ', 2) ELSE nullif(f[3], '-') END, ''),
-  substring(f[2] FROM ' of (?!metric$)(\w+)'), f[2] LIKE '% private'
-FROM regexp_split_to_table(btrim($2, E'\n'), '\n(?=\S)') WITH ORDINALITY AS r (record, place)
-CROSS JOIN LATERAL string_to_array(regexp_replace(r.record, '\s+', ' ', 'g'), ' | ') AS f
-ORDER BY r.place
+DECLARE
+  f text[];
+BEGIN
+  -- one by one: cmin is their order in docs/options.md
+  FOR f IN
+    SELECT string_to_array(regexp_replace(r.record, '\s+', ' ', 'g'), ' | ')
+    FROM regexp_split_to_table(btrim($2, E'\n'), '\n(?=\S)') WITH ORDINALITY AS r (record, place) ORDER BY r.place
+  LOOP
+    INSERT INTO ml_rag.option (routine, name, type, minimum, maximum, choices, default_value, auto_value, description,
+      default_rule, keys_of, is_private)
+    VALUES ($1, f[1], split_part(f[2], ' ', 1), substring(f[2] FROM ' (-?[0-9.]*[0-9])\.\.')::numeric,
+      substring(f[2] FROM '\.\.([0-9.]+)')::numeric,
+      CASE WHEN f[2] = 'choice of metric' THEN ARRAY(SELECT m.name FROM ml_rag.metric AS m ORDER BY m.name)
+        ELSE string_to_array(substring(f[2] FROM '^\S+ (\w+(?:,\w+)+)'), ',') END,
+      CASE WHEN f[3] LIKE '= %' THEN substr(split_part(f[3], ' -- ', 1), 3)::jsonb END,
+      substring(f[2] FROM ' auto=(\S+)')::jsonb, f[4],
+      nullif(CASE WHEN f[3] LIKE '= %' THEN split_part(f[3], ' -- ', 2) ELSE nullif(f[3], '-') END, ''),
+      substring(f[2] FROM ' of (?!metric$)(\w+)'), f[2] LIKE '% private');
+  END LOOP;
+END
 $function$;
 
 -- ml_rag, ml_rag_answer, ml_rag_search: which stores and rows
