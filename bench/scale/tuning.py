@@ -50,7 +50,7 @@ def embeddings(address: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def texts() -> list[str]:
-    """Different ones of the evaluation data: paragraphs, abstracts, passages and claims, and the sentences of each.
+    """Of the evaluation data, few alike: paragraphs, abstracts, passages and claims, and the sentences of each.
 
     The short ones first: what the model takes at once is as long as the longest.
     """
