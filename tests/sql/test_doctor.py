@@ -143,6 +143,10 @@ def test_what_a_role_does_not_look_at_is_named(owner: Connection, db: Database) 
     )
     assert str(told["found"]).endswith(" and 2 more")
     assert told["hint"] == "To have those looked at, run ml-rag doctor as their owner."
+    told = found["retrieval"]
+    assert not told["ok"]
+    assert "must name what to search, such as public.store_00 (" in str(told["found"])
+    assert "vector_store" in str(told["hint"])
     _, found = findings(db, "tenant")
     assert found["rows without an embedding"]["found"] == "no row of 12 vector stores lacks its embedding"
 

@@ -447,7 +447,7 @@ def test_rows_that_lie_together_are_not_taken_for_many(owner: Connection) -> Non
 def test_rows_without_a_vector_count_where_words_are_searched(owner: Connection) -> None:
     create_store(owner)
     owner.execute(
-        "INSERT INTO docs SELECT 'd', '{}', i, i % 2, 'birch' || i % 50, NULL FROM generate_series(1, 20000) AS i;"
+        "INSERT INTO docs SELECT 'd', '{}', i, i % 2, 'birch' || i % 50, NULL FROM generate_series(1, 60000) AS i;"
         "SELECT ml_rag.enable_keyword_search('docs'); ANALYZE docs"
     )
     with owner.transaction():

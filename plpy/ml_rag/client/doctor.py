@@ -363,6 +363,11 @@ def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
         usable = _value(
             connection, "SELECT count(*) FROM ml_rag.discover(embed_model_id => ml_rag._get_setting('embed_model_id'))"
         )
+        if not stores and (unread := unread_stores(connection)):
+            raise _wrong(
+                f"{connection.info.user} must name what to search, such as {unread[0].name} ({unread[0].reason})",
+                'Name it in "vector_store", or run ml-rag doctor as the user who asks.',
+            )
         if not usable:
             raise _wrong(
                 f"{stores} vector stores that {connection.info.user} may read, none of the default embedding model",

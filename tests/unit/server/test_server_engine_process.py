@@ -161,7 +161,6 @@ def test_one_that_stands_still_is_ended(engine: EngineProcess, monkeypatch: pyte
     assert gone(pid)
     with pytest.raises(EngineFailed, match="stood still"):
         started("stop")
-    monkeypatch.setattr(process, "STALL_SECONDS", 0.2)
     # silent, and at work
     assert is_usable(engine)
     pid = engine.pid
