@@ -33,7 +33,7 @@ class Child:
     """One process and the socket to it.
 
     No wait for it is without end, whatever the process does: ``go_on`` is called while a wait lasts and for each piece
-    that comes, and may raise. What was sent or received in part by then is gone on with at the next wait.
+    that comes, and may raise. What was sent or received in part by then is continued by the next wait.
     """
 
     def __init__(self, module: str, *arguments: str, environment: dict[str, str], most: int) -> None:
@@ -98,7 +98,7 @@ class Child:
         """Called after each of the looks of one wait, which are counted from 0; may raise ``Useless``."""
 
     def end(self, seconds: float = 0.0) -> int:
-        """End it, and whatever it has started by force after so many seconds. Its exit status, minus the signal."""
+        """End it; after so many seconds, kill it and all that it has started. Its exit status, or minus the signal."""
         self._connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.process.wait(seconds)

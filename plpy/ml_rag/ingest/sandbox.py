@@ -114,7 +114,7 @@ def log_missing(what: str, why: str) -> None:
 
 
 class _Late(Exception):
-    """The child did not answer in time, or nobody waits for the answer any more."""
+    """The child did not answer in time, or no caller waits for the answer any more."""
 
 
 class _Patience:

@@ -1,4 +1,4 @@
-"""Serving an application over HTTP: a connection that sends no whole request is closed, and keeps nobody out."""
+"""Serving an application over HTTP: a connection that sends no whole request is closed and takes no place of others."""
 
 from __future__ import annotations
 
