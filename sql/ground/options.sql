@@ -44,6 +44,10 @@ BEGIN
     SELECT string_to_array(regexp_replace(r.record, '\s+', ' ', 'g'), ' | ')
     FROM regexp_split_to_table(btrim($2, E'\n'), '\n(?=\S)') WITH ORDINALITY AS r (record, place) ORDER BY r.place
   LOOP
+    IF cardinality(f) <> 4 OR f[2] !~ '^[a-z]+(\[\])?( -?[0-9.]*[0-9]?\.\.[0-9.]*| of \w+| \w+(,\w+)+)?( auto=\S+)?( private)?$' THEN
+      RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('cannot read a record of an option of %s', $1),
+        DETAIL = array_to_string(f, ' | ');
+    END IF;
     INSERT INTO ml_rag.option (routine, name, type, minimum, maximum, choices, default_value, auto_value, description,
       default_rule, keys_of, is_private)
     VALUES ($1, f[1], split_part(f[2], ' ', 1), substring(f[2] FROM ' (-?[0-9.]*[0-9])\.\.')::numeric,

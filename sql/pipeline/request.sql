@@ -244,7 +244,8 @@ DECLARE
   _of_a_kind integer;
   _n integer := 0;
 BEGIN
-  _weights := (SELECT sum(coalesce((a ->> 'weight')::double precision, 1))
+  -- 0 where the one of two arms that is searched has no weight
+  _weights := (SELECT coalesce(nullif(sum(coalesce((a ->> 'weight')::double precision, 1)), 0), 1)
                FROM jsonb_array_elements(_wanted) AS a);
   FOR _given IN SELECT a FROM jsonb_array_elements(_wanted) AS a LOOP
     _of_a_kind := 1 + (SELECT count(*) FROM unnest(arms) AS a WHERE a.search = _given ->> 'search');

@@ -187,7 +187,12 @@ def test_filters_of_the_store_hold_for_ids_and_deleting(asker_dsn: str, embeddin
     assert [d.id for d in theirs.get_by_ids(["d", "b", "a", "e", "x"])] == ["b", "e"]
     odd = MlRagVectorStore(asker_dsn, 'public."100% boats"', embedding, options={"filters": {"100%": "%s"}})
     assert [d.id for d in odd.get_by_ids(["e", "b"])] == ["e"]
-    theirs.delete(["a", "b"])
+    with pytest.raises(MlRagError, match="1 of 2 texts have the ids of rows that the options leave out"):
+        theirs.add_texts(["theirs", "new"], ids=["a", "new"])
+    assert [d.page_content for d in whole.get_by_ids(["a", "new"])] == ["red boat"]
+    theirs.add_texts(["yacht"], [{"tags": "sea"}], ids=["e"])
+    assert [d.page_content for d in whole.get_by_ids(["e"])] == ["yacht"]
+    theirs.delete(("a", "b"))
     assert [d.id for d in whole.get_by_ids(["a", "b", "c", "d", "e"])] == ["a", "c", "d", "e"]
     theirs.delete()
     assert [d.id for d in whole.get_by_ids(["a", "b", "c", "d", "e"])] == ["a", "c", "d"]

@@ -21,6 +21,7 @@ from llama_index.core.vector_stores.types import (
 from llama_index.core.vector_stores.utils import node_to_metadata_dict
 from psycopg.types.json import Jsonb
 
+from ml_rag.errors import MlRagError
 from ml_rag.integrations.llama_index import MlRagRetriever, MlRagVectorStore
 from support.cluster import Database
 from support.stores import create_store, error, fake_embedding
@@ -180,7 +181,13 @@ def test_deleting(store: MlRagVectorStore) -> None:
     assert ids(store) == {"c", "d"}
     store.delete_nodes(["c", "x"], filters=one("year", 2001))
     assert ids(store) == {"c", "d"}
-    store.delete_nodes(["c"], filters=MetadataFilters(filters=[]))
+    store.delete_nodes(("c",), filters=MetadataFilters(filters=[]))
+    # not those without the key, nor all
+    for wrong in (one("owner", None), MetadataFilters(filters=[MetadataFilters(filters=[one("owner", None)])])):
+        with pytest.raises(ValueError, match="IS_EMPTY"):
+            store.delete_nodes(filters=wrong)
+    store.delete_nodes(filters=one("owner", [], FilterOperator.ALL))
+    assert ids(store) == {"d"}
     store.delete_nodes(filters=one("city", "Paris"))
     assert ids(store) == set()
 
@@ -192,6 +199,8 @@ def test_filters_of_the_store_hold_for_all_methods(store: MlRagVectorStore, aske
     assert [n.node_id for n in late.get_nodes(["c", "a"])] == ["c"]
     nested = MetadataFilters(filters=[one("year", 2010), one("city", "Paris")])
     assert [n.node_id for n in late.get_nodes(filters=nested)] == ["d"]
+    with pytest.raises(MlRagError, match="1 of 1 texts have the ids"):
+        late.add([node("a", "theirs", "doc-1", {"year": 2020})])
     late.delete("doc-1")
     late.delete_nodes(["a"])
     assert ids(store) == {"a", "c", "d"}

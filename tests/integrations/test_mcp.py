@@ -26,7 +26,7 @@ from support.stores import create_store, fake_embedding
 MAIN = "import sys; sys.argv[0] = 'ml-rag'; from ml_rag.cli import main; main()"
 ML_RAG = [sys.executable, "-c", MAIN]
 #: with less patience for connections that send no request
-IMPATIENT = "from ml_rag.integrations import connections; connections.PATIENCE = 0.2; " + MAIN
+IMPATIENT = "from ml_rag.integrations import connections as c; c.PATIENCE = 0.2; c.BODY_PATIENCE = 0.4; " + MAIN
 
 
 @pytest.fixture
@@ -425,14 +425,20 @@ async def test_over_http(boats: str) -> None:
             assert len(told) > 4
 
 
+#: of a request whose body is yet to come
+HEAD = (
+    b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    b"Accept: application/json, text/event-stream\r\nContent-Length: 100\r\n\r\n"
+)
+
+
 async def test_a_connection_that_sends_no_request_is_closed(boats: str) -> None:
     with listening(boats, IMPATIENT) as url:
         address = "127.0.0.1", int(url.split(":")[2].split("/")[0])
-        with socket.create_connection(address, 10) as silent, socket.create_connection(address, 10) as half:
-            half.sendall(b"POST /mcp HTTP/1.1\r\nHost: x\r\n")
-            for connection in (silent, half):
-                with contextlib.suppress(ConnectionError):
-                    assert connection.recv(1) == b""
+        for sent in (b"", b"POST /mcp HTTP/1.1\r\nHost: x\r\n", HEAD, HEAD + b"{"):
+            with socket.create_connection(address, 10) as connection, contextlib.suppress(ConnectionError):
+                connection.sendall(sent)
+                assert connection.recv(1) == b""
         async with Client(url) as client:
             assert len((await call(client, "search", query="boat", limit=1))["results"]) == 1
 

@@ -84,6 +84,7 @@ def by_hand(arms: list[tuple[str, float | None, list[tuple[str, float]]]], known
     [
         ({}, [SEMANTIC]),
         ({"semantic_search": False, "keyword_search": True}, [KEYWORD]),
+        ({"semantic_search": False, "keyword_search": True, "hybrid_options": {"semantic_weight": 1}}, [KEYWORD]),
         ({"keyword_search": True}, [{**SEMANTIC, "weight": "auto"}, {**KEYWORD, "weight": "auto"}]),
         (
             {"keyword_search": True, "hybrid_options": {"semantic_weight": 0.25}},
@@ -94,7 +95,7 @@ def by_hand(arms: list[tuple[str, float | None, list[tuple[str, float]]]], known
             [{**SEMANTIC, "candidates": 7}, {**KEYWORD, "candidates": 7}],
         ),
     ],
-    ids=["semantic", "keyword", "both", "weighted", "candidates"],
+    ids=["semantic", "keyword", "keyword without a weight", "both", "weighted", "candidates"],
 )
 @pytest.mark.parametrize("query", ["heron loon", "tern", "snipe rail coot heron swan"])
 def test_arms_say_what_the_short_options_say(

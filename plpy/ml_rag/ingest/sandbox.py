@@ -232,7 +232,7 @@ class Sandbox:
         """
         try:
             missing = await asyncio.wrap_future(self._threads.submit(self._refused))
-        except (EngineFailed, OSError, RuntimeError):  # RuntimeError: no thread can be started
+        except (EngineFailed, OSError, RuntimeError, ValueError):  # no thread can be started; it said something else
             return None
         if not missing:
             log.info("document parsers are confined: no network, no files but their own, no privilege")
@@ -251,10 +251,15 @@ class Sandbox:
         patience = _Patience(self.limits.wall_seconds, is_cancelled)
         try:
             return self._ask(child, job, patience)
+        except MlRagError:  # what the child has answered
+            raise
         except (Lost, Useless, _Late):
             child.spent = True
             # one that ends by itself tells why; one that is stuck does not see that its socket is closed
             raise self._lost(child.end(END_SECONDS), patience.is_late, is_cancelled()) from None
+        except BaseException:
+            child.spent = True  # a part of its answer may be yet to come
+            raise
         finally:
             child.documents += 1
             if child.spent or child.documents >= self.limits.documents_per_worker or is_cancelled():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import resource
 import socket
 from collections.abc import Callable
@@ -16,8 +17,9 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ml_rag.errors import MlRagError
 
-#: seconds for which a connection may be without a whole head of a request
-PATIENCE = 10.0
+#: seconds for which a connection may be without a whole head of a request, and then without all of its body; the former
+#: for requests that are at work when the server ends, too
+PATIENCE, BODY_PATIENCE = 10.0, 60.0
 #: bytes of a head, and of the rest of a body that is not read
 HEAD, BODY = 64 * 1024, 1024 * 1024
 #: connections at most, and descriptors that are left for all else
@@ -30,7 +32,7 @@ def protocol(connections: int = 0) -> type[asyncio.Protocol]:
     most = MOST if descriptors == resource.RLIM_INFINITY else min(MOST, descriptors - OTHERS - connections)
 
     class Protocol(AutoHTTPProtocol):  # type: ignore[valid-type,misc]
-        #: since when a head is awaited, or bytes come that are part of none yet, and how many; None: neither. Not by
+        #: since when a request is awaited, or bytes come that are part of none yet, and how many; None: neither. Not by
         #: uvloop's clock, which stands still while several connections come
         _since: float | None = None
         _loose = 0
@@ -45,17 +47,24 @@ def protocol(connections: int = 0) -> type[asyncio.Protocol]:
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            if self.cycle is not None and not self.cycle.response_complete:
-                self._since, self._loose = None, 0
-                return
             self._since = monotonic() if self._since is None else self._since
+            if self._is_asked():
+                self._loose = 0
+                if not self.cycle.more_body:
+                    self._since = None
+                return
             self._loose += len(data)
             # after a request it can be the rest of a body that is not read
             if self._loose > (HEAD if self.cycle is None else BODY):
                 self.transport.close()
 
+        def _is_asked(self) -> bool:
+            """Whether the head of a request has come that is not answered yet."""
+            return self.cycle is not None and not self.cycle.response_complete
+
         def _look(self) -> None:
-            if self._since is not None and monotonic() - self._since >= PATIENCE:
+            patience = BODY_PATIENCE if self._is_asked() else PATIENCE
+            if self._since is not None and monotonic() - self._since >= patience:
                 self.transport.abort()
             elif self in self.connections:
                 self.loop.call_later(PATIENCE, self._look)
@@ -64,9 +73,10 @@ def protocol(connections: int = 0) -> type[asyncio.Protocol]:
 
 
 def serve(app: ASGIApp, host: str, port: int, connections: int, ready: Callable[[str], object]) -> None:
-    """Serve until SIGTERM or SIGINT. ``ready`` gets the address, ``http://HOST:PORT``, once it is listened on.
+    """Serve until SIGTERM or SIGINT, and what is asked by then for ``PATIENCE`` more.
 
-    ``connections``: of the application to the database. Raises MlRagError where the address cannot be listened on.
+    ``ready`` gets the address, ``http://HOST:PORT``, once it is listened on. ``connections``: of the application to the
+    database. Raises MlRagError where the address cannot be listened on.
     """
     address = f"{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -78,8 +88,11 @@ def serve(app: ASGIApp, host: str, port: int, connections: int, ready: Callable[
 
     bounds: Any = protocol(connections)  # uvicorn's annotation names its own only
     server = Server(
-        uvicorn.Config(app, http=bounds, ws="none", host=host, port=port, log_level="warning", server_header=False)
-    )
+        uvicorn.Config(
+            app, http=bounds, ws="none", host=host, port=port, log_level="warning", server_header=False,
+            timeout_graceful_shutdown=math.ceil(PATIENCE),
+        )
+    )  # fmt: skip
     with contextlib.suppress(SystemExit):  # uvicorn's where another program has the port
         server.run()
     if not server.started:

@@ -113,10 +113,11 @@ class MlRagVectorStore(VectorStore):
         vectors = [None] * len(texts) if self._embedding is None else self._embedding.embed_documents(texts)
         if texts:
             self._store.write(
+                self._options,
                 [
                     Row(key, str(metadata.get("source", key)), text, metadata, number(), vector=vector)
                     for key, text, metadata, vector in zip(keys, texts, metadatas, vectors, strict=True)
-                ]
+                ],
             )
         return keys
 
@@ -127,7 +128,7 @@ class MlRagVectorStore(VectorStore):
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """The documents of these ids that there are, in their order, but for what the store's options leave out."""
-        return [_document(row) for row in self._store.rows(self._options, list(ids))]
+        return [_document(row) for row in self._store.rows(self._options, ids)]
 
     def _search(
         self,

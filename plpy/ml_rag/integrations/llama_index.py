@@ -67,10 +67,15 @@ def _conditions(given: MetadataFilters | None) -> list[dict[str, Any]]:
     return [filters(given)] if given is not None and given.filters else []
 
 
-def _has_empty_group(given: MetadataFilters) -> bool:
-    """Whether a group within these filters has no filter, which every node would pass."""
-    groups = [one for one in given.filters if isinstance(one, MetadataFilters)]
-    return any(not group.filters or _has_empty_group(group) for group in groups)
+def _refuse_open(given: MetadataFilters) -> None:
+    """Raise ValueError for what many nodes pass that a caller may not mean: an empty group, a value that is None."""
+    for one in given.filters:
+        if isinstance(one, MetadataFilters):
+            if not one.filters:
+                raise ValueError("a group of filters within another one has no filter")
+            _refuse_open(one)
+        elif one.value is None and one.operator != FilterOperator.IS_EMPTY:
+            raise ValueError(f"the filter of {one.key!r} has no value; operator IS_EMPTY finds nodes without that key")
 
 
 def _condition(one: MetadataFilter) -> dict[str, Any]:
@@ -78,7 +83,7 @@ def _condition(one: MetadataFilter) -> dict[str, Any]:
     if one.operator in _OPERATORS:
         return {key: {_OPERATORS[one.operator]: one.value}}
     if one.operator == FilterOperator.ALL and isinstance(one.value, list):
-        return {"and": [{key: value} for value in one.value]}
+        return {"and": [{key: {"exists": True}}, *({key: value} for value in one.value)]}
     if one.operator == FilterOperator.IS_EMPTY:
         return {"or": [{key: {"exists": False}}, {key: ""}]}
     if one.operator in (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE) and isinstance(
@@ -103,7 +108,8 @@ class MlRagVectorStore(BasePydanticVectorStore):
     """A vector store of ml_rag: ``MlRagVectorStore(dsn, "schema.table")``, made where it is not there.
 
     ``embed_dim``: dimensions of the vectors that LlamaIndex makes; without it the database embeds, and the vectors of
-    nodes and queries are not looked at. ``options``: of ``ml_rag``, for each query.
+    nodes and queries are not looked at. ``options``: of ``ml_rag``, for each query; those that leave rows out, such as
+    ``filters``, count for the other methods, too.
     """
 
     stores_text: bool = True
@@ -146,7 +152,7 @@ class MlRagVectorStore(BasePydanticVectorStore):
     def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
         """Add nodes, or replace those whose ids are there; their ids."""
         if nodes:
-            self._store.write([self._row(node) for node in nodes])
+            self._store.write(self.options, [self._row(node) for node in nodes])
         return [node.node_id for node in nodes]
 
     def _row(self, node: BaseNode) -> Row:
@@ -169,8 +175,8 @@ class MlRagVectorStore(BasePydanticVectorStore):
     ) -> None:
         """Delete nodes by their ids, by filters or by both; nothing without either. Filters without one are none."""
         conditions = _conditions(filters)
-        if filters is not None and _has_empty_group(filters):
-            raise ValueError("a group of filters within another one has no filter")
+        if filters is not None:
+            _refuse_open(filters)
         if node_ids is not None or conditions:
             self._store.delete(narrowed(self.options, conditions), ids=node_ids)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,8 +156,11 @@ class Store:
     def _vector_of(self, text: sql.SQL, input_type: str) -> sql.Composed:
         return sql.SQL("ml_rag.embed({}, %(model)s, {})").format(text, sql.Literal(input_type))
 
-    def write(self, rows: Sequence[Row]) -> None:
-        """Insert rows, or replace those whose ids are there. Of rows with the same id the last one counts."""
+    def write(self, options: Mapping[str, Any], rows: Sequence[Row]) -> None:
+        """Insert rows, or replace those whose ids are there. Of rows with the same id the last one counts.
+
+        Raises NotWritable, and writes nothing, where an id is that of a row that the options leave out.
+        """
         if not self._has_id:
             raise NotWritable(
                 f"vector store {self.name} has no column for ids",
@@ -173,6 +176,7 @@ class Store:
             )
         else:
             vector = self._vector_of(sql.SQL("d.text"), "document")
+        condition, arguments = self._condition(options)
         query = sql.SQL(
             """INSERT INTO {} AS t
               (id, document_name, metadata, document_id, segment_number, segment, segment_embedding)
@@ -184,8 +188,8 @@ class Store:
               pg_catalog.unnest(%(texts)s::text[]), pg_catalog.unnest(%(vectors)s::text[]))
               WITH ORDINALITY AS d (id, name, metadata, document, text, vector, place)
             ON CONFLICT (id) DO UPDATE SET document_name = excluded.document_name, metadata = excluded.metadata,
-              segment = excluded.segment, segment_embedding = excluded.segment_embedding"""
-        ).format(self.table, self.table, vector)
+              segment = excluded.segment, segment_embedding = excluded.segment_embedding WHERE true{}"""
+        ).format(self.table, self.table, vector, condition)
         parameters = {
             "ids": [row.id for row in rows],
             "names": [row.name for row in rows],
@@ -194,12 +198,18 @@ class Store:
             "texts": [row.text for row in rows],
             "vectors": [None if row.vector is None else as_text(row.vector) for row in rows],
             "model": self._model,
+            **arguments,
         }
         with self._database.transaction() as connection:
-            connection.execute(query, parameters)
+            left_out = len(rows) - connection.execute(query, parameters).rowcount
+            if left_out:
+                raise NotWritable(
+                    f"{left_out} of {len(rows)} texts have the ids of rows that the options leave out",
+                    hint="Give them other ids.",
+                )
 
     def delete(
-        self, options: Mapping[str, Any], *, ids: Sequence[str] | None = None, documents: Sequence[int] | None = None
+        self, options: Mapping[str, Any], *, ids: Iterable[str] | None = None, documents: Sequence[int] | None = None
     ) -> None:
         """Delete the rows of these ids and documents; None: of all."""
         condition, arguments = self._condition(options)
@@ -208,9 +218,9 @@ class Store:
             " AND (%(documents)s::bigint[] IS NULL OR t.document_id = ANY (%(documents)s)){}"
         ).format(self.table, self._id, condition)
         with self._database.transaction() as connection:
-            connection.execute(query, {"ids": ids, "documents": documents, **arguments})
+            connection.execute(query, {"ids": _listed(ids), "documents": documents, **arguments})
 
-    def rows(self, options: Mapping[str, Any], ids: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    def rows(self, options: Mapping[str, Any], ids: Iterable[str] | None = None) -> list[dict[str, Any]]:
         """Id, document_name, segment and metadata of the rows of these ids, in their order; None: all."""
         condition, arguments = self._condition(options)
         query = sql.SQL(
@@ -218,7 +228,7 @@ class Store:
             " WHERE (%(ids)s::text[] IS NULL OR {0} = ANY (%(ids)s)){2}"
             " ORDER BY pg_catalog.array_position(%(ids)s::text[], {0}), t.document_id, t.segment_number"
         ).format(self._id, self.table, condition)
-        return self._database.rows(query, {"ids": ids, **arguments})
+        return self._database.rows(query, {"ids": _listed(ids), **arguments})
 
     def _condition(self, options: Mapping[str, Any]) -> tuple[sql.SQL, dict[str, Any]]:
         """The options that leave rows out, as a condition that begins with AND, or empty, and its parameters."""
@@ -263,6 +273,10 @@ class Store:
         """Build the approximate index unless it is there."""
         with self._database.transaction() as connection:
             connection.execute("SELECT ml_rag.index_store(%s::pg_catalog.regclass, %s)", (self.name, distance_metric))
+
+
+def _listed(ids: Iterable[str] | None) -> list[str] | None:
+    return None if ids is None else list(ids)
 
 
 def as_text(vector: Sequence[float]) -> str:

@@ -18,7 +18,7 @@ import pytest
 
 from ml_rag.server.catalogue import DEFAULT_MODELS, load_catalogue
 from support.model_server_process import client, eventually, metric, server
-from support.processes import children, command
+from support.processes import children, command, wait_until
 from support.servers import RunningServer, running_server
 
 __all__ = ["server"]
@@ -182,8 +182,13 @@ def test_a_load_stands_back_behind_searches(tmp_path: Path, config: str, stands_
     with running_server(socket=tmp_path / "s.sock", config=config) as running, client(running.socket) as http:
         reply = http.post("/v1/documents", data={"options": options}, files={"file": ("a.txt", b"text")})
         reply.raise_for_status()
-        (parser,) = (pid for pid in children(running.process.pid) if "sandbox_worker" in command(pid))
-        assert os.getpriority(os.PRIO_PROCESS, parser) == os.getpriority(os.PRIO_PROCESS, 0) + stands_back
+
+        def parsers() -> list[int]:
+            return [pid for pid in children(running.process.pid) if "sandbox_worker" in command(pid)]
+
+        # one more while the server finds out how far a parser is confined
+        wait_until(lambda: len(parsers()) == 1)
+        assert os.getpriority(os.PRIO_PROCESS, parsers()[0]) == os.getpriority(os.PRIO_PROCESS, 0) + stands_back
 
 
 def test_the_servers_environment_is_hidden_from_processes_of_its_user() -> None:
