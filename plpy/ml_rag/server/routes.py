@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import orjson
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, StrictBool, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -47,9 +47,9 @@ class EmbeddingsBody(BaseModel):
     #: ours: put the model's prefix for queries or documents before each text
     input_type: Literal["query", "document"] | None = None
     #: ours: false = a text beyond the model's limit is an error, not cut
-    truncate: bool = True
+    truncate: StrictBool = True
     #: ours: tell how many texts were cut, in ``usage.truncated_texts``
-    count_truncated: bool = False
+    count_truncated: StrictBool = False
 
 
 class TokensBody(BaseModel):
@@ -70,7 +70,7 @@ class RerankBody(BaseModel):
     query: str
     documents: list[str | RerankDocument] = Field(fail_fast=True)
     top_n: int | None = Field(default=None, ge=0)
-    return_documents: bool = False
+    return_documents: StrictBool = False
 
 
 class CallsBody(BaseModel):
@@ -81,7 +81,7 @@ class CallsBody(BaseModel):
     #: number and ``session`` of processes that are gone
     gone: list[tuple[int, int]] = Field(default=[], fail_fast=True)
     #: count anew
-    reset: bool = False
+    reset: StrictBool = False
 
 
 async def read_body(request: Request, cls: type[Body]) -> Body:

@@ -299,7 +299,8 @@ def test_a_generation_is_counted_for_the_call_that_another_program_asks_it_for(
 
 def test_a_body_that_is_none_is_refused(server: RunningServer) -> None:
     with client(server.socket) as http:
-        for body in ({}, {"cluster": "x", "database": 5}, {"cluster": CLUSTER, "database": -1}, [1]):
+        whole = {"cluster": CLUSTER, "database": 5}
+        for body in ({}, whole | {"cluster": "x"}, whole | {"database": -1}, whole | {"reset": 0}, [1]):
             assert http.post("/v1/calls", json=body).status_code == 400
 
 
