@@ -230,6 +230,8 @@ class Loader:
                 raise error  # the next document would fail in the same way
             raise DocumentError(error.message, detail=error.detail, hint=error.hint)
         of_file = head.get("metadata") or {}
+        if not isinstance(of_file, dict):
+            raise EngineFailed("unexpected reply from the model server", detail="No metadata of a document.")
         shared = {
             **of_file,
             "format": head.get("format"),

@@ -226,6 +226,7 @@ def test_without_refresh_known_documents_are_not_even_read() -> None:
         line(0, ["one"], segments=None),
         line(0, ["one"], [[float("nan"), 0.0]]),
         line(0, ["one"], [[float("inf"), 0.0]]),
+        line(0, ["one"], metadata="T"),
     ],
 )
 def test_nonsense_is_an_error_of_the_whole_load_and_closes_the_connection(reply: Any) -> None:
