@@ -231,7 +231,7 @@ class Loader:
             raise DocumentError(error.message, detail=error.detail, hint=error.hint)
         of_file = head.get("metadata") or {}
         if not isinstance(of_file, dict):
-            raise EngineFailed("unexpected reply from the model server", detail="No metadata of a document.")
+            raise EngineFailed("unexpected reply from the model server", detail="Metadata are not a JSON object.")
         shared = {
             **of_file,
             "format": head.get("format"),

@@ -165,7 +165,7 @@ def bind_tcp(listen: str) -> socket.socket:
         is_v6 = ":" in host
         family = socket.AF_INET6 if is_v6 else socket.AF_INET
         listener = socket.create_server((host, int(port)), family=family, backlog=_BACKLOG, dualstack_ipv6=is_v6)
-    except (OSError, OverflowError, ValueError) as error:  # ValueError: there is no IPv6
+    except (OSError, OverflowError, ValueError) as error:  # ValueError: IPv6 is off
         raise CannotListen(f"cannot listen on {listen}", detail=str(error)) from error
     listener.setblocking(False)
     return listener

@@ -79,7 +79,7 @@ class _Process(Child):
         except (ValueError, RecursionError) as error:
             raise Useless("sent an unexpected reply", type(error).__name__) from error
         if not isinstance(message, dict):
-            raise Useless("sent an unexpected reply", "a message that is no object")
+            raise Useless("sent an unexpected reply", "a message that is not a JSON object")
         return message
 
     def _check_alive(self, waits: int) -> None:
