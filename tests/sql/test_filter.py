@@ -447,17 +447,22 @@ def test_rows_that_lie_together_are_not_taken_for_many(owner: Connection) -> Non
 def test_rows_without_a_vector_count_where_words_are_searched(owner: Connection) -> None:
     create_store(owner)
     owner.execute(
-        "INSERT INTO docs SELECT 'd', '{}', i, i % 2, 'birch' || i % 50, NULL FROM generate_series(1, 60000) AS i;"
+        "INSERT INTO docs SELECT 'd', '{}', i, i % 2, 'birch' || i % 50, NULL FROM generate_series(1, 20000) AS i;"
         "SELECT ml_rag.enable_keyword_search('docs'); ANALYZE docs"
     )
-    with owner.transaction():
-        assert len(by_words(owner, "birch7", 3, filters={"segment_number": 1})) == 3
-        read = owner.execute(
+
+    def rows_read() -> int:
+        row = owner.execute(
             "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'docs'"
         ).fetchone()
-    # a sample and not all rows that pass
-    assert read is not None
-    assert read[0] < 5000
+        return row[0] if row else 0
+
+    # what transactions of the last second read counts too, until it is reported
+    with owner.transaction():
+        before = rows_read()
+        assert len(by_words(owner, "birch7", 3, filters={"segment_number": 1})) == 3
+        # a sample and not all rows that pass
+        assert rows_read() - before < 5000
 
 
 @pytest.mark.parametrize("rows", [3000, 12_000], ids=["counted", "sampled"])
