@@ -78,7 +78,7 @@ def generation(dsn: str, gguf: Path) -> list[Figure]:
     with psycopg.connect(dsn, autocommit=True) as connection:
 
         def ours(i: int, n: int) -> object:
-            options = json.dumps({"max_tokens": n, "temperature": 0})
+            options = json.dumps({"model_id": gguf.parent.name, "max_tokens": n, "temperature": 0})
             return connection.execute("SELECT ml_generate(%s, %s::jsonb)", (prompt(i, f"o{n}"), options)).fetchone()
 
         calls = {
