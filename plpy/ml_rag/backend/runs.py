@@ -43,6 +43,8 @@ _ROWS, _POSTINGS = 256, 200
 #: ones only where somebody has asked for it, since that takes seconds
 _SMALL, _LARGE = 4096, 32768
 _MERGE = 8
+#: rows of a run from which on it counts whether the planner knows of them
+_MANY_ROWS = 256
 
 _STATEMENTS = {
     "add index": (
@@ -101,6 +103,15 @@ _STATEMENTS = {
     "run postings": ("SELECT term, run, postings FROM ml_rag_internal.keyword_posting WHERE run = ANY ($1)", "int8[]"),
     "drop postings": ("DELETE FROM ml_rag_internal.keyword_posting WHERE run = ANY ($1)", "int8[]"),
     "drop runs": ("DELETE FROM ml_rag_internal.keyword_run WHERE run = ANY ($1)", "int8[]"),
+    "misjudged": (
+        "SELECT t.name FROM (VALUES ('ml_rag_internal.keyword_row', $1), ('ml_rag_internal.keyword_posting', $2))"
+        " AS t (name, rows) JOIN pg_class AS c ON c.oid = t.name::regclass WHERE c.reltuples < t.rows / 10",
+        *("int4", "int4"),
+    ),
+    "messages": (
+        "SELECT current_setting('client_min_messages') AS former, set_config('client_min_messages', $1, true)",
+        "text",
+    ),
 }
 
 
@@ -217,6 +228,22 @@ def _write_run(plpy: Any, store: int, ids: Ints, lengths: Ints, postings: _Posti
     for start in range(0, len(names), _PORTION):
         chosen = slice(start, start + _PORTION)
         _run(plpy, "add postings", run, store, names[chosen], values[chosen])
+    if len(ids) >= _MANY_ROWS:
+        _analyze(plpy, len(ids), len(names))
+
+
+def _analyze(plpy: Any, rows: int, postings: int) -> None:
+    """Let the planner know of so many more, where it takes the tables for much smaller or knows nothing of them.
+
+    Once an index was dropped and its tables are vacuumed, it takes them for empty until autovacuum comes round again,
+    and would read all rows of a store for each row that it looks for.
+    """
+    names = [row["name"] for row in _run(plpy, "misjudged", rows, postings)]
+    if names:
+        # whoever is at it has locked them, which would be a warning
+        former = _run(plpy, "messages", "error")[0]["former"]
+        plpy.execute(f"ANALYZE (SKIP_LOCKED) {', '.join(names)}")
+        _run(plpy, "messages", former)
 
 
 class RunWriter:
