@@ -22,10 +22,11 @@ _STATEMENTS: dict[str, tuple[str, ...]] = {
     "near": (
         # the vector is read once: a cast of a parameter is made anew for each row
         "WITH q AS MATERIALIZED (SELECT $3::{s}.vector AS vector)"
+        # one by one: before it has statistics of the table, the planner would compare each digest with all of them
         " SELECT d.place::int4 AS place, min(e.embedding OPERATOR({s}.<=>) q.vector)::float8 AS distance"
-        " FROM unnest($1) WITH ORDINALITY AS d (digest, place)"
-        " JOIN ml_rag_internal.table_embedding AS e USING (digest), q"
-        " WHERE e.model_id = $2 AND {s}.vector_dims(e.embedding) = {s}.vector_dims(q.vector) GROUP BY 1",
+        " FROM q, unnest($1) WITH ORDINALITY AS d (digest, place) CROSS JOIN LATERAL (SELECT t.embedding"
+        " FROM ml_rag_internal.table_embedding AS t WHERE t.digest = d.digest AND t.model_id = $2 OFFSET 0) AS e"
+        " WHERE {s}.vector_dims(e.embedding) = {s}.vector_dims(q.vector) GROUP BY 1",
         *("bytea[]", "text", "text"),
     ),
     "distances": (
