@@ -111,6 +111,8 @@ def warm_calls(dsn: str, address: str) -> list[Figure]:
     )
     embed = EmbeddingCall(address)
     with connected(dsn) as connection:
+        # as ml_rag searches a table of this size: the bare statement is to find as much
+        connection.execute("SET hnsw.ef_search = 200")
         rows = connection.execute("SELECT segment_embedding FROM bench_store ORDER BY random() LIMIT 300").fetchall()
         vectors: list[Vector] = [row[0] for row in rows]
         base = {"skip_generate": True, "vector_store": ["bench_store"]}
@@ -134,11 +136,11 @@ def warm_calls(dsn: str, address: str) -> list[Figure]:
         m = medians(in_turn(calls, rounds=300, warmup=20, block=10))
     return [
         Figure(
-            "warm ml_rag with query_embedding, 100 000 x 384, HNSW", "ms", m["rag_vector"], "the bare kNN statement",
-            m["bare"], "≤ 1.5 x + 1 ms", m["rag_vector"] <= 1.5 * m["bare"] + 1,
+            "warm ml_rag with query_embedding, 100 000 x 384, HNSW", "ms", m["rag_vector"],
+            "the bare kNN statement, same ef_search", m["bare"], "≤ 1.5 x + 1 ms", m["rag_vector"] <= 1.5 * m["bare"] + 1,
         ),
         Figure(
-            "warm ml_rag with a text query", "ms", m["rag_text"], "bare embedding call + bare kNN",
+            "warm ml_rag with a text query", "ms", m["rag_text"], "bare embedding call + bare kNN, same ef_search",
             m["bare_text"], "≤ 1.2 x", m["rag_text"] <= 1.2 * m["bare_text"],
         ),
     ]  # fmt: skip
