@@ -228,7 +228,7 @@ class Retrieval:
     def text_of(self, request: Request, found: Found) -> str:
         """A statement with its values in it."""
         text = found.search.text(found.sources, replace(found.search.shape, form="rows", told=""))
-        ef_search, probes, seqscan, sort = found.settings
+        ef_search, probes, seqscan, sort, _ = found.settings
         settings = {
             "hnsw.iterative_scan": "relaxed_order",
             "ivfflat.iterative_scan": "relaxed_order",
