@@ -439,12 +439,14 @@ class Search:
     def _reads_servers(self, source: Source) -> bool:
         """Whether the statement may read other servers: not where what its arms have found there is given."""
         is_given = all(search is None or isinstance(search, Given) for search in source.searches)
-        may_read = self.kind(source.store) in ("f", "distributed") or self._kinds.get(source.store, {}).get("has_shards")
-        return bool(may_read) and not (is_given and self.shape.overlap == 0)
+        found = self._kinds.get(source.store, {})
+        has_servers = found.get("has_shards") or found.get("kind") in ("f", "distributed")
+        return bool(has_servers) and not (is_given and self.shape.overlap == 0)
 
     def _is_planned_anew(self, source: Source) -> bool:
         """Whether the planner is to know the values of the call: it leaves out partitions whose rows do not pass."""
-        return self.kind(source.store) == "p" and bool(source.condition or self._kinds[source.store]["has_many"])
+        found = self._kinds.get(source.store, {})
+        return found.get("kind") == "p" and bool(source.condition or found["has_many"])
 
     def text(self, sources: list[Source], shape: Shape) -> str:
         """The statement with its values in it."""
