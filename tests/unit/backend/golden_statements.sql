@@ -56,7 +56,7 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'document_id', coalesce(to_json(h.document_id), to_json(h.document_key)), 'rank', h.rank) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT distance FROM threshold), 4)::text AS threshold, (SELECT is_percentage FROM threshold) AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, (SELECT distance FROM threshold)::text AS "limit",
-  ARRAY[(SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1)]::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_1) AS n, (SELECT 4 AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by meaning, two stores, one read without its index, hits
@@ -75,12 +75,14 @@ semantic_2 AS (
     ORDER BY round(((t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec) + 0)::numeric, 4), (coalesce(nullif(to_jsonb(t."metadata") ->> 'source', ''), nullif(to_jsonb(t."metadata") ->> 'file_path', ''), nullif(to_jsonb(t."metadata") ->> 'file_name', ''), nullif(to_jsonb(t."metadata") ->> 'url', ''), nullif(to_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s')) COLLATE "C", t."key"::text COLLATE "C", NULL::bigint LIMIT 3) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
-semantic AS (
-  SELECT *, row_number() OVER () AS place FROM (
-  SELECT * FROM (
+semantic_all AS MATERIALIZED (
   SELECT * FROM semantic_1
   UNION ALL
-  SELECT * FROM semantic_2) AS u
+  SELECT * FROM semantic_2
+),
+semantic AS (
+  SELECT *, row_number() OVER () AS place FROM (
+  SELECT * FROM semantic_all
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS b
 ),
 ranked AS (
@@ -95,7 +97,7 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook', 'kb.it''s'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 3 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_2)]::text[] AS checks
+  (ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[4, 3]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM semantic_all GROUP BY store) AS n USING (store) ORDER BY store))::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by meaning, by an index of smaller vectors
@@ -125,7 +127,7 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1)]::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_1) AS n, (SELECT 4 AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by meaning, widened, citations
@@ -144,12 +146,14 @@ semantic_2 AS (
     ORDER BY t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
-semantic AS (
-  SELECT *, row_number() OVER () AS place FROM (
-  SELECT * FROM (
+semantic_all AS MATERIALIZED (
   SELECT * FROM semantic_1
   UNION ALL
-  SELECT * FROM semantic_2) AS u
+  SELECT * FROM semantic_2
+),
+semantic AS (
+  SELECT *, row_number() OVER () AS place FROM (
+  SELECT * FROM semantic_all
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS b
 ),
 ranked AS (
@@ -183,7 +187,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'segment_range', json_build_array(coalesce(h.first_segment, h.segment_number), coalesce(h.last_segment, h.segment_number))) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  ARRAY[(SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_2)]::text[] AS checks
+  (ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[4, 4]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM semantic_all GROUP BY store) AS n USING (store) ORDER BY store))::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by meaning, filtered, one store by few rows that pass
@@ -202,12 +206,14 @@ semantic_2 AS (
     ORDER BY (t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec) + 0 LIMIT 11) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
-semantic AS (
-  SELECT *, row_number() OVER () AS place FROM (
-  SELECT * FROM (
+semantic_all AS MATERIALIZED (
   SELECT * FROM semantic_1
   UNION ALL
-  SELECT * FROM semantic_2) AS u
+  SELECT * FROM semantic_2
+),
+semantic AS (
+  SELECT *, row_number() OVER () AS place FROM (
+  SELECT * FROM semantic_all
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS b
 ),
 ranked AS (
@@ -222,7 +228,7 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook', 'kb.it''s'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 11 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 11 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_2)]::text[] AS checks
+  (ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[11, 11]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM semantic_all GROUP BY store) AS n USING (store) ORDER BY store))::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by words, without a vector
@@ -250,7 +256,7 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT CASE WHEN count(*) < 3 AND cardinality($1) >= $4 THEN 'missing' END FROM keyword_1)]::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM keyword_1) AS n, (SELECT CASE WHEN cardinality($1) >= $4 THEN -1 END AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, weighted by how clear the arms are
@@ -315,7 +321,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
-  ARRAY[(SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($2) >= $5 THEN 'missing' END FROM keyword_1)]::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_1) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM keyword_1) AS n, (SELECT CASE WHEN cardinality($2) >= $5 THEN -1 END AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, weighted
@@ -376,7 +382,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
-  ARRAY[(SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($2) >= $6 THEN 'missing' END FROM keyword_1)]::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_1) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM keyword_1) AS n, (SELECT CASE WHEN cardinality($2) >= $6 THEN -1 END AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, by ranks, widened
@@ -517,7 +523,7 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(own) <= (SELECT max(own) FROM arm2) THEN 'tied' END FROM arm2_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($3) >= $8 THEN 'missing' END FROM arm3_1)]::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_1) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(own) FROM arm2) THEN 'tied' END FROM (SELECT count(*) AS n, max(own) AS farthest FROM arm2_1) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM arm3) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM arm3_1) AS n, (SELECT CASE WHEN cardinality($3) >= $8 THEN -1 END AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- three arms, by ranks, one by a function
@@ -663,7 +669,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
-  ARRAY[(SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM part1semantic) THEN 'tied' END FROM part1semantic_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($2) >= $12 THEN 'missing' END FROM part1keyword_1), (SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(own) <= (SELECT max(own) FROM part2semantic) THEN 'tied' END FROM part2semantic_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($5) >= $13 THEN 'missing' END FROM part2keyword_1)]::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM part1semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM part1semantic_1) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM part1keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM part1keyword_1) AS n, (SELECT CASE WHEN cardinality($2) >= $12 THEN -1 END AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(own) FROM part2semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(own) AS farthest FROM part2semantic_1) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM part2keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM part2keyword_1) AS n, (SELECT CASE WHEN cardinality($5) >= $13 THEN -1 END AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, a table beside a view
@@ -682,12 +688,14 @@ semantic_2 AS (
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
-semantic AS (
-  SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
-  SELECT * FROM (
+semantic_all AS MATERIALIZED (
   SELECT * FROM semantic_1
   UNION ALL
-  SELECT * FROM semantic_2) AS u
+  SELECT * FROM semantic_2
+),
+semantic AS (
+  SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
+  SELECT * FROM semantic_all
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 keyword_1 AS (
@@ -702,12 +710,14 @@ keyword_2 AS (
     FROM unnest($4, $5) AS w (key, score) JOIN public.kept AS t ON t."id" = (w.key::text[])[1]::uuid
     WHERE t."segment" IS NOT NULL) AS s
 ),
-keyword AS (
-  SELECT *, row_number() OVER () AS place, score AS value FROM (
-  SELECT * FROM (
+keyword_all AS MATERIALIZED (
   SELECT * FROM keyword_1
   UNION ALL
-  SELECT * FROM keyword_2) AS u
+  SELECT * FROM keyword_2
+),
+keyword AS (
+  SELECT *, row_number() OVER () AS place, score AS value FROM (
+  SELECT * FROM keyword_all
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 found AS MATERIALIZED (
@@ -773,7 +783,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  ARRAY[(SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_2), (SELECT CASE WHEN count(*) < 100 AND cardinality($2) >= $7 THEN 'missing' END FROM keyword_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($4) >= $8 THEN 'missing' END FROM keyword_2)]::text[] AS checks
+  (ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[104, 104]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM semantic_all GROUP BY store) AS n USING (store) ORDER BY store) || ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[CASE WHEN cardinality($2) >= $7 THEN -1 END, CASE WHEN cardinality($4) >= $8 THEN -1 END]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM keyword_all GROUP BY store) AS n USING (store) ORDER BY store))::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, partitions read one by one, one of other dimensions
@@ -835,7 +845,7 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.seen', 'public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($2) >= $6 THEN 'missing' END FROM keyword_2)]::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_1) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM keyword_2) AS n, (SELECT CASE WHEN cardinality($2) >= $6 THEN -1 END AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hits of shards, beside a table
@@ -851,12 +861,14 @@ semantic_2 AS (
   SELECT 2 AS store, coalesce(s.row_key, md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5(s.document_key), '-'), coalesce(s.segment_number::text, '-'), md5(s.segment), row_number() OVER (PARTITION BY s.document_name, s.document_key, s.segment_number, s.segment ORDER BY s.place)))) AS row_key, s.document_name, s.document_id, s.document_key, s.segment_number, s.segment, s.metadata, round(s.distance, 4) AS distance
   FROM ROWS FROM (jsonb_to_recordset($2) AS (vector_store text, document_name text, document_id bigint, document_key text, segment_number bigint, segment text, distance numeric, metadata jsonb, keyword_score float8, score float8, row_key text)) WITH ORDINALITY AS s (vector_store, document_name, document_id, document_key, segment_number, segment, distance, metadata, keyword_score, score, row_key, place)
 ),
-semantic AS (
-  SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
-  SELECT * FROM (
+semantic_all AS MATERIALIZED (
   SELECT * FROM semantic_1
   UNION ALL
-  SELECT * FROM semantic_2) AS u
+  SELECT * FROM semantic_2
+),
+semantic AS (
+  SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
+  SELECT * FROM semantic_all
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 keyword_1 AS (
@@ -869,12 +881,14 @@ keyword_2 AS (
   SELECT 2 AS store, coalesce(s.row_key, md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5(s.document_key), '-'), coalesce(s.segment_number::text, '-'), md5(s.segment), row_number() OVER (PARTITION BY s.document_name, s.document_key, s.segment_number, s.segment ORDER BY s.place)))) AS row_key, s.document_name, s.document_id, s.document_key, s.segment_number, s.segment, s.metadata, s.keyword_score AS score, round(s.distance, 4) AS distance
   FROM ROWS FROM (jsonb_to_recordset($5) AS (vector_store text, document_name text, document_id bigint, document_key text, segment_number bigint, segment text, distance numeric, metadata jsonb, keyword_score float8, score float8, row_key text)) WITH ORDINALITY AS s (vector_store, document_name, document_id, document_key, segment_number, segment, distance, metadata, keyword_score, score, row_key, place)
 ),
-keyword AS (
-  SELECT *, row_number() OVER () AS place, score AS value FROM (
-  SELECT * FROM (
+keyword_all AS MATERIALIZED (
   SELECT * FROM keyword_1
   UNION ALL
-  SELECT * FROM keyword_2) AS u
+  SELECT * FROM keyword_2
+),
+keyword AS (
+  SELECT *, row_number() OVER () AS place, score AS value FROM (
+  SELECT * FROM keyword_all
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 found AS MATERIALIZED (
@@ -913,7 +927,7 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook', 'public.seen'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), NULL, (SELECT CASE WHEN count(*) < 100 AND cardinality($3) >= $8 THEN 'missing' END FROM keyword_1), NULL]::text[] AS checks
+  (ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[104, NULL::integer]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM semantic_all GROUP BY store) AS n USING (store) ORDER BY store) || ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[CASE WHEN cardinality($3) >= $8 THEN -1 END, NULL::integer]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM keyword_all GROUP BY store) AS n USING (store) ORDER BY store))::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- nodes, of segments and of documents
@@ -980,7 +994,7 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score, 'node', h.node, 'node_distance', h.node_distance) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  ARRAY[(SELECT CASE WHEN count(*) < 100 AND cardinality($1) >= $8 THEN 'missing' END FROM arm1_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($4) >= $9 THEN 'missing' END FROM arm2_1)]::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM arm1) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM arm1_1) AS n, (SELECT CASE WHEN cardinality($1) >= $8 THEN -1 END AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM arm2) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM arm2_1) AS n, (SELECT CASE WHEN cardinality($4) >= $9 THEN -1 END AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- nodes as hits, beside segments
@@ -1065,7 +1079,7 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'node', h.node, 'node_distance', h.node_distance) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
-  ARRAY[(SELECT CASE WHEN count(*) < 100 AND cardinality($1) >= $9 THEN 'missing' END FROM arm1_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($4) >= $10 THEN 'missing' END FROM arm2_1), (SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(own) <= (SELECT max(own) FROM arm3) THEN 'tied' END FROM arm3_1)]::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM arm1) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM arm1_1) AS n, (SELECT CASE WHEN cardinality($1) >= $9 THEN -1 END AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM arm2) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM arm2_1) AS n, (SELECT CASE WHEN cardinality($4) >= $10 THEN -1 END AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(own) FROM arm3) THEN 'tied' END FROM (SELECT count(*) AS n, max(own) AS farthest FROM arm3_1) AS n, (SELECT 104 AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- keys of nodes
@@ -1086,7 +1100,7 @@ ranked AS (
   SELECT store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score, NULL::float8 AS score, place FROM semantic
 )
 SELECT coalesce(array_agg(row_key::text ORDER BY place), '{}') AS keys,
-  coalesce(array_agg(coalesce(score, distance) ORDER BY place), '{}') AS scores, ARRAY[(SELECT CASE WHEN count(*) < 3 THEN 'short' WHEN count(*) = 4 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1)]::text[] AS checks
+  coalesce(array_agg(coalesce(score, distance) ORDER BY place), '{}') AS scores, (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_1) AS n, (SELECT 4 AS most) AS w)])::text[] AS checks
 FROM ranked;
 
 -- told what each arm has found
@@ -1152,7 +1166,7 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT distance FROM threshold), 4)::text AS threshold, (SELECT is_percentage FROM threshold) AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, (SELECT distance FROM threshold)::text AS "limit",
-  ARRAY[(SELECT count(*) FROM semantic), (SELECT count(*) FROM keyword), (SELECT count(*) FROM ranked), (SELECT count(*) FROM ranked WHERE distance <= (SELECT distance FROM threshold))] AS counts, ARRAY[(SELECT count(*) FROM semantic_1), (SELECT count(*) FROM keyword_1)]::bigint[] AS found,
+  ARRAY[(SELECT count(*) FROM semantic), (SELECT count(*) FROM keyword), (SELECT count(*) FROM ranked), (SELECT count(*) FROM ranked WHERE distance <= (SELECT distance FROM threshold))] AS counts, (ARRAY[(SELECT coalesce(n.n, 0) FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_1) AS n, (SELECT 0 AS most) AS w)] || ARRAY[(SELECT coalesce(n.n, 0) FROM (SELECT count(*) AS n, max(distance) AS farthest FROM keyword_1) AS n, (SELECT 0 AS most) AS w)])::bigint[] AS found,
   json_build_array((SELECT json_agg(json_build_object('vector_store', (ARRAY['public.handbook'])[r.store], 'document_name', r.document_name, 'document_id', r.document_id, 'document_key', r.document_key, 'segment_number', r.segment_number, 'distance', r.distance) ORDER BY r.place) FROM semantic AS r), (SELECT json_agg(json_build_object('vector_store', (ARRAY['public.handbook'])[r.store], 'document_name', r.document_name, 'document_id', r.document_id, 'document_key', r.document_key, 'segment_number', r.segment_number, 'distance', r.distance, 'keyword_score', r.score) ORDER BY r.place) FROM keyword AS r), (SELECT json_agg(json_build_object('vector_store', (ARRAY['public.handbook'])[r.store], 'document_name', r.document_name, 'document_id', r.document_id, 'document_key', r.document_key, 'segment_number', r.segment_number, 'distance', r.distance, 'score', r.score, 'keyword_score', r.keyword_score) ORDER BY r.score DESC, r.distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number) FROM ranked AS r))::text AS lists,
-  ARRAY[(SELECT CASE WHEN count(*) < 100 THEN 'short' WHEN count(*) = 104 AND max(distance) <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM semantic_1), (SELECT CASE WHEN count(*) < 100 AND cardinality($2) >= $7 THEN 'missing' END FROM keyword_1)]::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_1) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM keyword_1) AS n, (SELECT CASE WHEN cardinality($2) >= $7 THEN -1 END AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;

@@ -123,6 +123,9 @@ class _Plan:
                 search = source.searches[place - 1]
                 if search is not None:
                     parts.append((f"{arm.expression}_{i} AS", search.fragment(self.rows, i, source, arm, place)))
+            if len(stores := self._of(place)) > 1:
+                union = joined([f"SELECT * FROM {arm.expression}_{i}" for i, _ in stores])
+                parts.append((f"{arm.expression}_all AS MATERIALIZED", union))
             parts.append((f"{arm.expression} AS", self._best(arm, place)))
         if len(self.shape.arms) == 1:
             parts.append(("ranked AS", self._ranked(self.shape.arms[0])))
@@ -186,17 +189,19 @@ class _Plan:
 
     def _best(self, arm: Arm, place: int) -> str:
         """The best candidates of all stores, numbered; what is beyond a limit of the arm's own is left out."""
-        sources = self._of(place)
         unit = arm.unit
-        union = joined([f"SELECT * FROM {arm.expression}_{i}" for i, _ in sources])
-        if len(sources) > 1:
-            union = f"SELECT * FROM (\n  {union}) AS u"
         condition = f" WHERE {unit.within} {self.slots(f'limit_{place}', unit.type_name)}" if arm.has_limit else ""
         value = f", {arm.kind.value(arm, self.rows)} AS value" if len(self.shape.arms) > 1 else ""
         return (
             f"SELECT *, row_number() OVER () AS place{value} FROM (\n"
-            f"  {union}\n  ORDER BY {unit.order}, {self.rows.ties} LIMIT {arm.candidates}) AS b{condition}"
+            f"  SELECT * FROM {self._all(arm, place)}\n"
+            f"  ORDER BY {unit.order}, {self.rows.ties} LIMIT {arm.candidates}) AS b{condition}"
         )
+
+    def _all(self, arm: Arm, place: int) -> str:
+        """What an arm has found in each store."""
+        stores = self._of(place)
+        return f"{arm.expression}_{stores[0][0]}" if len(stores) == 1 else f"{arm.expression}_all"
 
     def _ranked(self, arm: Arm) -> str:
         """What the only arm has found."""
@@ -407,11 +412,10 @@ class _Plan:
         within = " WHERE distance <= (SELECT distance FROM threshold)" if self._is_limited else ""
         counts += ["(SELECT count(*) FROM ranked)", f"(SELECT count(*) FROM ranked{within})"]
         found = [
-            f"(SELECT count(*) FROM {arm.expression}_{i})"
+            self._of_each(arm, place, ["0"] * len(self._of(place)), "coalesce(n.n, 0)")
             for place, arm in enumerate(self.shape.arms, 1)
-            for i, _ in self._of(place)
         ]
-        told += f",\n  ARRAY[{', '.join(counts)}] AS counts, ARRAY[{', '.join(found)}]::bigint[] AS found"
+        told += f",\n  ARRAY[{', '.join(counts)}] AS counts, ({' || '.join(found)})::bigint[] AS found"
         if self.shape.told != "all":
             return told
         names = ", ".join(f"'{name}', r.{name}" for name in (*NAMES, "distance"))
@@ -432,22 +436,36 @@ class _Plan:
         pass; else null."""
         checks: list[str] = []
         for place, arm in enumerate(self.shape.arms, 1):
-            name = arm.expression
+            by = "own" if arm.has_own_vector else "distance"
+            most = []
             for i, source in self._of(place):
                 search = source.searches[place - 1]
-                check = "NULL"
                 if isinstance(search, Near):
-                    by = "own" if arm.has_own_vector else "distance"
-                    check = (
-                        f"(SELECT CASE WHEN count(*) < {arm.candidates} THEN 'short' WHEN count(*) = {search.limit}"
-                        f" AND max({by}) <= (SELECT max({by}) FROM {name}) THEN 'tied' END FROM {name}_{i})"
-                    )
+                    most.append(str(search.limit))
                 elif isinstance(search, Words | Nodes):
                     keys = self.slots(f"keys_{place}_{i}", "text[]")
                     given = self.slots(f"candidates_{place}_{i}", "int4")
-                    check = (
-                        f"(SELECT CASE WHEN count(*) < {arm.candidates} AND cardinality({keys}) >= {given}"
-                        f" THEN 'missing' END FROM {name}_{i})"
-                    )
-                checks.append(check)
-        return f"ARRAY[{', '.join(checks)}]::text[] AS checks"
+                    most.append(f"CASE WHEN cardinality({keys}) >= {given} THEN -1 END")
+                else:
+                    most.append("NULL::integer")
+            check = (
+                f"CASE WHEN coalesce(n.n, 0) < {arm.candidates} THEN CASE WHEN w.most < 0 THEN 'missing'"
+                f" WHEN w.most > 0 THEN 'short' END"
+                f" WHEN n.n = w.most AND n.farthest <= (SELECT max({by}) FROM {arm.expression}) THEN 'tied' END"
+            )
+            checks.append(self._of_each(arm, place, most, check))
+        return f"({' || '.join(checks)})::text[] AS checks"
+
+    def _of_each(self, arm: Arm, place: int, most: list[str], value: str) -> str:
+        """An array of a value for each store that an arm searches. ``value``: of ``n``, how many rows the arm has found
+        there and how far the farthest is, and of the store's own of ``most``."""
+        by = "own" if arm.has_own_vector else "distance"
+        found = f"count(*) AS n, max({by}) AS farthest FROM {self._all(arm, place)}"
+        if len(most) == 1:
+            return f"ARRAY[(SELECT {value} FROM (SELECT {found}) AS n, (SELECT {most[0]} AS most) AS w)]"
+        numbers = ", ".join(str(i) for i, _ in self._of(place))
+        # one pass over all: a subquery for each store would take memory that grows with their square
+        return (
+            f"ARRAY(SELECT {value} FROM unnest(ARRAY[{numbers}], ARRAY[{', '.join(most)}]) AS w (store, most)"
+            f" LEFT JOIN (SELECT store, {found} GROUP BY store) AS n USING (store) ORDER BY store)"
+        )
