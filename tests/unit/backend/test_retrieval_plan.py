@@ -232,7 +232,9 @@ def test_arms_of_all_stores_count_in_the_checks(name: str) -> None:
     shape, sources = SHAPES[name]
     searched = sum(search is not None for source in sources for search in source.searches)
     if shape.form != "rows":
-        checks = made(name).text.removesuffix("::text[] AS checks").rpartition("::text[] AS checks")[0].rpartition("\n")[2]
+        checks = (
+            made(name).text.removesuffix("::text[] AS checks").rpartition("::text[] AS checks")[0].rpartition("\n")[2]
+        )
         many = re.findall(r"unnest\(ARRAY\[([0-9, ]+)\]", checks)
         assert sum(len(numbers.split(",")) for numbers in many) + checks.count("ARRAY[(SELECT") == searched
 
