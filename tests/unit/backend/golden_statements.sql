@@ -1,6 +1,6 @@
 -- by meaning, as rows
 -- $1 vector
-WITH semantic_1 AS (
+WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
@@ -9,7 +9,7 @@ WITH semantic_1 AS (
 ),
 semantic AS (
   SELECT *, row_number() OVER () AS place FROM (
-  SELECT * FROM semantic_1
+  SELECT * FROM semantic_found
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS b
 ),
 ranked AS (
@@ -26,7 +26,7 @@ FROM hit AS h ORDER BY h.place;
 
 -- by meaning, a limit, as citations with fields
 -- $1 vector, $2 max_distance, $3 percentage_distance
-WITH semantic_1 AS (
+WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<->) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
@@ -35,7 +35,7 @@ WITH semantic_1 AS (
 ),
 semantic AS (
   SELECT *, row_number() OVER () AS place FROM (
-  SELECT * FROM semantic_1
+  SELECT * FROM semantic_found
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS b
 ),
 ranked AS (
@@ -56,33 +56,27 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'document_id', coalesce(to_json(h.document_id), to_json(h.document_key)), 'rank', h.rank) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT distance FROM threshold), 4)::text AS threshold, (SELECT is_percentage FROM threshold) AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, (SELECT distance FROM threshold)::text AS "limit",
-  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_1) AS n, (SELECT 4 AS most) AS w)])::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_found) AS n, (SELECT 4 AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by meaning, two stores, one read without its index, hits
 -- $1 vector
-WITH semantic_1 AS (
+WITH semantic_found AS MATERIALIZED (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
-),
-semantic_2 AS (
+  UNION ALL
   SELECT 2 AS store, s.row_key, s.document_name, NULL::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, coalesce(nullif(to_jsonb(t."metadata") ->> 'source', ''), nullif(to_jsonb(t."metadata") ->> 'file_path', ''), nullif(to_jsonb(t."metadata") ->> 'file_name', ''), nullif(to_jsonb(t."metadata") ->> 'url', ''), nullif(to_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s') AS document_name, t."key" AS document, NULL::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec AS distance
     FROM kb."it's" AS t WHERE t."em""bedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY round(((t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec) + 0)::numeric, 4), (coalesce(nullif(to_jsonb(t."metadata") ->> 'source', ''), nullif(to_jsonb(t."metadata") ->> 'file_path', ''), nullif(to_jsonb(t."metadata") ->> 'file_name', ''), nullif(to_jsonb(t."metadata") ->> 'url', ''), nullif(to_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s')) COLLATE "C", t."key"::text COLLATE "C", NULL::bigint LIMIT 3) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
-semantic_all AS MATERIALIZED (
-  SELECT * FROM semantic_1
-  UNION ALL
-  SELECT * FROM semantic_2
-),
 semantic AS (
   SELECT *, row_number() OVER () AS place FROM (
-  SELECT * FROM semantic_all
+  SELECT * FROM semantic_found
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS b
 ),
 ranked AS (
@@ -97,12 +91,12 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook', 'kb.it''s'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  (ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[4, 3]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM semantic_all GROUP BY store) AS n USING (store) ORDER BY store))::text[] AS checks
+  (ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[4, 3]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM semantic_found GROUP BY store) AS n USING (store) ORDER BY store))::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by meaning, by an index of smaller vectors
 -- $1 vector
-WITH semantic_1 AS (
+WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM (SELECT t.ctid, t."document_id", t."document_name", t."metadata", t."segment", t."segment_embedding", t."segment_number" FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
@@ -112,7 +106,7 @@ WITH semantic_1 AS (
 ),
 semantic AS (
   SELECT *, row_number() OVER () AS place FROM (
-  SELECT * FROM semantic_1
+  SELECT * FROM semantic_found
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS b
 ),
 ranked AS (
@@ -127,33 +121,27 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_1) AS n, (SELECT 4 AS most) AS w)])::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_found) AS n, (SELECT 4 AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by meaning, widened, citations
 -- $1 vector
-WITH semantic_1 AS (
+WITH semantic_found AS MATERIALIZED (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
-),
-semantic_2 AS (
+  UNION ALL
   SELECT 2 AS store, s.row_key, s.document_name, NULL::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, coalesce(nullif(to_jsonb(t."metadata") ->> 'source', ''), nullif(to_jsonb(t."metadata") ->> 'file_path', ''), nullif(to_jsonb(t."metadata") ->> 'file_name', ''), nullif(to_jsonb(t."metadata") ->> 'url', ''), nullif(to_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s') AS document_name, t."key" AS document, NULL::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec AS distance
     FROM kb."it's" AS t WHERE t."em""bedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
-semantic_all AS MATERIALIZED (
-  SELECT * FROM semantic_1
-  UNION ALL
-  SELECT * FROM semantic_2
-),
 semantic AS (
   SELECT *, row_number() OVER () AS place FROM (
-  SELECT * FROM semantic_all
+  SELECT * FROM semantic_found
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS b
 ),
 ranked AS (
@@ -187,33 +175,27 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'segment_range', json_build_array(coalesce(h.first_segment, h.segment_number), coalesce(h.last_segment, h.segment_number))) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  (ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[4, 4]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM semantic_all GROUP BY store) AS n USING (store) ORDER BY store))::text[] AS checks
+  (ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[4, 4]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM semantic_found GROUP BY store) AS n USING (store) ORDER BY store))::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by meaning, filtered, one store by few rows that pass
 -- $1 vector, $2 nothing, $3 filter, $4 row_keys_2
-WITH semantic_1 AS (
+WITH semantic_found AS MATERIALIZED (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL AND t."document_id" = ANY ($3::bigint[])
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 11) AS s
   WHERE abs(s.distance) < 'Infinity'
-),
-semantic_2 AS (
+  UNION ALL
   SELECT 2 AS store, s.row_key, s.document_name, NULL::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, coalesce(nullif(to_jsonb(t."metadata") ->> 'source', ''), nullif(to_jsonb(t."metadata") ->> 'file_path', ''), nullif(to_jsonb(t."metadata") ->> 'file_name', ''), nullif(to_jsonb(t."metadata") ->> 'url', ''), nullif(to_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s') AS document_name, t."key" AS document, NULL::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, (t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec) + 0 AS distance
     FROM kb."it's" AS t WHERE t."em""bedding" IS NOT NULL AND t."segment" IS NOT NULL AND t.ctid = ANY ($4::tid[])
     ORDER BY (t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec) + 0 LIMIT 11) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
-semantic_all AS MATERIALIZED (
-  SELECT * FROM semantic_1
-  UNION ALL
-  SELECT * FROM semantic_2
-),
 semantic AS (
   SELECT *, row_number() OVER () AS place FROM (
-  SELECT * FROM semantic_all
+  SELECT * FROM semantic_found
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS b
 ),
 ranked AS (
@@ -228,12 +210,12 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook', 'kb.it''s'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  (ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[11, 11]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM semantic_all GROUP BY store) AS n USING (store) ORDER BY store))::text[] AS checks
+  (ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[11, 11]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM semantic_found GROUP BY store) AS n USING (store) ORDER BY store))::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- by words, without a vector
 -- $1 keys_1_1, $2 scores_1_1, $3 limit_1, $4 candidates_1_1
-WITH keyword_1 AS (
+WITH keyword_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, NULL::float8 AS distance
     FROM unnest($1, $2) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
@@ -241,7 +223,7 @@ WITH keyword_1 AS (
 ),
 keyword AS (
   SELECT *, row_number() OVER () AS place FROM (
-  SELECT * FROM keyword_1
+  SELECT * FROM keyword_found
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS b WHERE score >= $3
 ),
 ranked AS (
@@ -256,12 +238,12 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM keyword_1) AS n, (SELECT CASE WHEN cardinality($1) >= $4 THEN -1 END AS most) AS w)])::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM keyword_found) AS n, (SELECT CASE WHEN cardinality($1) >= $4 THEN -1 END AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, weighted by how clear the arms are
 -- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 read_bytes, $5 candidates_2_1
-WITH semantic_1 AS (
+WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.bytes, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, octet_length(t."segment"::text) AS bytes, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
@@ -270,10 +252,10 @@ WITH semantic_1 AS (
 ),
 semantic AS (
   SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
-  SELECT * FROM semantic_1
+  SELECT * FROM semantic_found
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-keyword_1 AS (
+keyword_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
@@ -281,7 +263,7 @@ keyword_1 AS (
 ),
 keyword AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
-  SELECT * FROM keyword_1
+  SELECT * FROM keyword_found
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 found AS MATERIALIZED (
@@ -321,12 +303,12 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
-  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_1) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM keyword_1) AS n, (SELECT CASE WHEN cardinality($2) >= $5 THEN -1 END AS most) AS w)])::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_found) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM keyword_found) AS n, (SELECT CASE WHEN cardinality($2) >= $5 THEN -1 END AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, weighted
 -- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 weight_1, $5 weight_2, $6 candidates_2_1
-WITH semantic_1 AS (
+WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<->) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
@@ -335,10 +317,10 @@ WITH semantic_1 AS (
 ),
 semantic AS (
   SELECT *, row_number() OVER () AS place, (1 / (1 + distance))::float8 AS value FROM (
-  SELECT * FROM semantic_1
+  SELECT * FROM semantic_found
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-keyword_1 AS (
+keyword_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<->) $1 AS distance
     FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
@@ -346,7 +328,7 @@ keyword_1 AS (
 ),
 keyword AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
-  SELECT * FROM keyword_1
+  SELECT * FROM keyword_found
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 found AS MATERIALIZED (
@@ -382,12 +364,12 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
-  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_1) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM keyword_1) AS n, (SELECT CASE WHEN cardinality($2) >= $6 THEN -1 END AS most) AS w)])::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_found) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM keyword_found) AS n, (SELECT CASE WHEN cardinality($2) >= $6 THEN -1 END AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, by ranks, widened
 -- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 rrf_k, $5 weight_1, $6 weight_2
-WITH semantic_1 AS (
+WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
@@ -396,10 +378,10 @@ WITH semantic_1 AS (
 ),
 semantic AS (
   SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
-  SELECT * FROM semantic_1
+  SELECT * FROM semantic_found
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-keyword_1 AS (
+keyword_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
@@ -407,7 +389,7 @@ keyword_1 AS (
 ),
 keyword AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
-  SELECT * FROM keyword_1
+  SELECT * FROM keyword_found
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 found AS MATERIALIZED (
@@ -453,7 +435,7 @@ FROM hit AS h ORDER BY h.place;
 
 -- three arms, weighted, one by a question of its own
 -- $1 vector, $2 vector_2, $3 keys_3_1, $4 scores_3_1, $5 weight_1, $6 weight_2, $7 weight_3, $8 candidates_3_1
-WITH semantic_1 AS (
+WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
@@ -462,10 +444,10 @@ WITH semantic_1 AS (
 ),
 semantic AS (
   SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
-  SELECT * FROM semantic_1
+  SELECT * FROM semantic_found
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-arm2_1 AS (
+arm2_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.own + 0)::numeric, 4)::float8 AS own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance, t."segment_embedding" OPERATOR(public.<=>) $2 AS own
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
@@ -474,10 +456,10 @@ arm2_1 AS (
 ),
 arm2 AS (
   SELECT *, row_number() OVER () AS place, (1 - own)::float8 AS value FROM (
-  SELECT * FROM arm2_1
+  SELECT * FROM arm2_found
   ORDER BY own, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-arm3_1 AS (
+arm3_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($3, $4) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
@@ -485,7 +467,7 @@ arm3_1 AS (
 ),
 arm3 AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
-  SELECT * FROM arm3_1
+  SELECT * FROM arm3_found
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 found AS MATERIALIZED (
@@ -523,12 +505,12 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_1) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(own) FROM arm2) THEN 'tied' END FROM (SELECT count(*) AS n, max(own) AS farthest FROM arm2_1) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM arm3) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM arm3_1) AS n, (SELECT CASE WHEN cardinality($3) >= $8 THEN -1 END AS most) AS w)])::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_found) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(own) FROM arm2) THEN 'tied' END FROM (SELECT count(*) AS n, max(own) AS farthest FROM arm2_found) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM arm3) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM arm3_found) AS n, (SELECT CASE WHEN cardinality($3) >= $8 THEN -1 END AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- three arms, by ranks, one by a function
 -- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 hits_3_1, $5 limit_3, $6 rrf_k, $7 weight_1, $8 weight_2, $9 weight_3
-WITH semantic_1 AS (
+WITH semantic_found AS (
   SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
@@ -537,10 +519,10 @@ WITH semantic_1 AS (
 ),
 semantic AS (
   SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
-  SELECT * FROM semantic_1
+  SELECT * FROM semantic_found
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-arm2_1 AS (
+arm2_found AS (
   SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
@@ -548,16 +530,16 @@ arm2_1 AS (
 ),
 arm2 AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
-  SELECT * FROM arm2_1
+  SELECT * FROM arm2_found
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-arm3_1 AS (
+arm3_found AS (
   SELECT 1 AS store, coalesce(s.row_key, md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5(s.document_key), '-'), coalesce(s.segment_number::text, '-'), md5(s.segment), row_number() OVER (PARTITION BY s.document_name, s.document_key, s.segment_number, s.segment ORDER BY s.place)))) AS row_key, s.document_name, s.document_id, s.document_key, s.segment_number, s.segment, s.metadata, s.score AS own, round(s.distance, 4) AS distance
   FROM ROWS FROM (jsonb_to_recordset($4) AS (vector_store text, document_name text, document_id bigint, document_key text, segment_number bigint, segment text, distance numeric, metadata jsonb, keyword_score float8, score float8, row_key text)) WITH ORDINALITY AS s (vector_store, document_name, document_id, document_key, segment_number, segment, distance, metadata, keyword_score, score, row_key, place)
 ),
 arm3 AS (
   SELECT *, row_number() OVER () AS place, CASE WHEN min(own::float8) OVER () / 2 = max(own::float8) OVER () / 2 THEN 1 ELSE (own::float8 / 2 - max(own::float8) OVER () / 2) / (min(own::float8) OVER () / 2 - max(own::float8) OVER () / 2) END AS value FROM (
-  SELECT * FROM arm3_1
+  SELECT * FROM arm3_found
   ORDER BY own, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 20) AS b WHERE own <= $5
 ),
 found AS MATERIALIZED (
@@ -584,7 +566,7 @@ FROM hit AS h ORDER BY h.place;
 
 -- two parts with shares, each weighted by how clear its arms are
 -- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 vector_3, $5 keys_4_1, $6 scores_4_1, $7 read_bytes, $8 share_1, $9 share_2, $10 share_3, $11 share_4, $12 candidates_2_1, $13 candidates_4_1
-WITH part1semantic_1 AS (
+WITH part1semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.bytes, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, octet_length(t."segment"::text) AS bytes, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
@@ -593,10 +575,10 @@ WITH part1semantic_1 AS (
 ),
 part1semantic AS (
   SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
-  SELECT * FROM part1semantic_1
+  SELECT * FROM part1semantic_found
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-part1keyword_1 AS (
+part1keyword_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
@@ -604,10 +586,10 @@ part1keyword_1 AS (
 ),
 part1keyword AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
-  SELECT * FROM part1keyword_1
+  SELECT * FROM part1keyword_found
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-part2semantic_1 AS (
+part2semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.bytes, round((s.own + 0)::numeric, 4)::float8 AS own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance, octet_length(t."segment"::text) AS bytes, t."segment_embedding" OPERATOR(public.<=>) $4 AS own
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
@@ -616,10 +598,10 @@ part2semantic_1 AS (
 ),
 part2semantic AS (
   SELECT *, row_number() OVER () AS place, (1 - own)::float8 AS value FROM (
-  SELECT * FROM part2semantic_1
+  SELECT * FROM part2semantic_found
   ORDER BY own, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-part2keyword_1 AS (
+part2keyword_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($5, $6) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
@@ -627,7 +609,7 @@ part2keyword_1 AS (
 ),
 part2keyword AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
-  SELECT * FROM part2keyword_1
+  SELECT * FROM part2keyword_found
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 found AS MATERIALIZED (
@@ -669,55 +651,43 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
-  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM part1semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM part1semantic_1) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM part1keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM part1keyword_1) AS n, (SELECT CASE WHEN cardinality($2) >= $12 THEN -1 END AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(own) FROM part2semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(own) AS farthest FROM part2semantic_1) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM part2keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM part2keyword_1) AS n, (SELECT CASE WHEN cardinality($5) >= $13 THEN -1 END AS most) AS w)])::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM part1semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM part1semantic_found) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM part1keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM part1keyword_found) AS n, (SELECT CASE WHEN cardinality($2) >= $12 THEN -1 END AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(own) FROM part2semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(own) AS farthest FROM part2semantic_found) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM part2keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM part2keyword_found) AS n, (SELECT CASE WHEN cardinality($5) >= $13 THEN -1 END AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, a table beside a view
 -- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 keys_2_2, $5 scores_2_2, $6 read_bytes, $7 candidates_2_1, $8 candidates_2_2
-WITH semantic_1 AS (
+WITH semantic_found AS MATERIALIZED (
   SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.bytes, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, octet_length(t."segment"::text) AS bytes, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
-),
-semantic_2 AS (
+  UNION ALL
   SELECT 2 AS store, md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5(s.document::text), '-'), coalesce(s.segment_number::text, '-'), md5(s.segment), row_number() OVER (PARTITION BY s.document_name, s.document::text, s.segment_number, s.segment ORDER BY s.distance))) AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, s.bytes, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, octet_length(t."segment"::text) AS bytes, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.seen AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
-semantic_all AS MATERIALIZED (
-  SELECT * FROM semantic_1
-  UNION ALL
-  SELECT * FROM semantic_2
-),
 semantic AS (
   SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
-  SELECT * FROM semantic_all
+  SELECT * FROM semantic_found
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-keyword_1 AS (
+keyword_found AS MATERIALIZED (
   SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
     WHERE t."segment" IS NOT NULL) AS s
-),
-keyword_2 AS (
+  UNION ALL
   SELECT 2 AS store, md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5(s.document::text), '-'), coalesce(s.segment_number::text, '-'), md5(s.segment), row_number() OVER (PARTITION BY s.document_name, s.document::text, s.segment_number, s.segment ORDER BY s.score DESC))) AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($4, $5) AS w (key, score) JOIN public.kept AS t ON t."id" = (w.key::text[])[1]::uuid
     WHERE t."segment" IS NOT NULL) AS s
 ),
-keyword_all AS MATERIALIZED (
-  SELECT * FROM keyword_1
-  UNION ALL
-  SELECT * FROM keyword_2
-),
 keyword AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
-  SELECT * FROM keyword_all
+  SELECT * FROM keyword_found
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 found AS MATERIALIZED (
@@ -783,22 +753,22 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT max(distance) FROM cited), 4)::text AS threshold, false AS is_percentage,
-  (ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[104, 104]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM semantic_all GROUP BY store) AS n USING (store) ORDER BY store) || ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[CASE WHEN cardinality($2) >= $7 THEN -1 END, CASE WHEN cardinality($4) >= $8 THEN -1 END]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM keyword_all GROUP BY store) AS n USING (store) ORDER BY store))::text[] AS checks
+  (ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[104, 104]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM semantic_found GROUP BY store) AS n USING (store) ORDER BY store) || ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[CASE WHEN cardinality($2) >= $7 THEN -1 END, CASE WHEN cardinality($4) >= $8 THEN -1 END]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM keyword_found GROUP BY store) AS n USING (store) ORDER BY store))::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hybrid, partitions read one by one, one of other dimensions
 -- $1 vector, $2 keys_2_2, $3 scores_2_2, $4 weight_1, $5 weight_2, $6 candidates_2_2
-WITH semantic_1 AS (
+WITH semantic_found AS (
   SELECT 1 AS store, md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5(s.document::text), '-'), coalesce(s.segment_number::text, '-'), md5(s.segment), row_number() OVER (PARTITION BY s.document_name, s.document::text, s.segment_number, s.segment ORDER BY s.distance))) AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT u.* FROM ((SELECT t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance FROM public.seen_1 AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) UNION ALL (SELECT t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance FROM public.seen_2 AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104)) AS u ORDER BY u.distance + 0 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
 semantic AS (
   SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
-  SELECT * FROM semantic_1
+  SELECT * FROM semantic_found
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-keyword_2 AS (
+keyword_found AS (
   SELECT 2 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, NULL::float8 AS distance
     FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
@@ -806,7 +776,7 @@ keyword_2 AS (
 ),
 keyword AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
-  SELECT * FROM keyword_2
+  SELECT * FROM keyword_found
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 found AS MATERIALIZED (
@@ -845,50 +815,38 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.seen', 'public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_1) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM keyword_2) AS n, (SELECT CASE WHEN cardinality($2) >= $6 THEN -1 END AS most) AS w)])::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_found) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM keyword_found) AS n, (SELECT CASE WHEN cardinality($2) >= $6 THEN -1 END AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- hits of shards, beside a table
 -- $1 vector, $2 hits_1_2, $3 keys_2_1, $4 scores_2_1, $5 hits_2_2, $6 weight_1, $7 weight_2, $8 candidates_2_1
-WITH semantic_1 AS (
+WITH semantic_found AS MATERIALIZED (
   SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
-),
-semantic_2 AS (
+  UNION ALL
   SELECT 2 AS store, coalesce(s.row_key, md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5(s.document_key), '-'), coalesce(s.segment_number::text, '-'), md5(s.segment), row_number() OVER (PARTITION BY s.document_name, s.document_key, s.segment_number, s.segment ORDER BY s.place)))) AS row_key, s.document_name, s.document_id, s.document_key, s.segment_number, s.segment, s.metadata, round(s.distance, 4) AS distance
   FROM ROWS FROM (jsonb_to_recordset($2) AS (vector_store text, document_name text, document_id bigint, document_key text, segment_number bigint, segment text, distance numeric, metadata jsonb, keyword_score float8, score float8, row_key text)) WITH ORDINALITY AS s (vector_store, document_name, document_id, document_key, segment_number, segment, distance, metadata, keyword_score, score, row_key, place)
 ),
-semantic_all AS MATERIALIZED (
-  SELECT * FROM semantic_1
-  UNION ALL
-  SELECT * FROM semantic_2
-),
 semantic AS (
   SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
-  SELECT * FROM semantic_all
+  SELECT * FROM semantic_found
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-keyword_1 AS (
+keyword_found AS MATERIALIZED (
   SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($3, $4) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
     WHERE t."segment" IS NOT NULL) AS s
-),
-keyword_2 AS (
+  UNION ALL
   SELECT 2 AS store, coalesce(s.row_key, md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5(s.document_key), '-'), coalesce(s.segment_number::text, '-'), md5(s.segment), row_number() OVER (PARTITION BY s.document_name, s.document_key, s.segment_number, s.segment ORDER BY s.place)))) AS row_key, s.document_name, s.document_id, s.document_key, s.segment_number, s.segment, s.metadata, s.keyword_score AS score, round(s.distance, 4) AS distance
   FROM ROWS FROM (jsonb_to_recordset($5) AS (vector_store text, document_name text, document_id bigint, document_key text, segment_number bigint, segment text, distance numeric, metadata jsonb, keyword_score float8, score float8, row_key text)) WITH ORDINALITY AS s (vector_store, document_name, document_id, document_key, segment_number, segment, distance, metadata, keyword_score, score, row_key, place)
 ),
-keyword_all AS MATERIALIZED (
-  SELECT * FROM keyword_1
-  UNION ALL
-  SELECT * FROM keyword_2
-),
 keyword AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
-  SELECT * FROM keyword_all
+  SELECT * FROM keyword_found
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 found AS MATERIALIZED (
@@ -927,12 +885,12 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook', 'public.seen'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  (ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[104, NULL::integer]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM semantic_all GROUP BY store) AS n USING (store) ORDER BY store) || ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[CASE WHEN cardinality($3) >= $8 THEN -1 END, NULL::integer]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM keyword_all GROUP BY store) AS n USING (store) ORDER BY store))::text[] AS checks
+  (ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[104, NULL::integer]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM semantic_found GROUP BY store) AS n USING (store) ORDER BY store) || ARRAY(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM unnest(ARRAY[1, 2], ARRAY[CASE WHEN cardinality($3) >= $8 THEN -1 END, NULL::integer]) AS w (store, most) LEFT JOIN (SELECT store, count(*) AS n, max(distance) AS farthest FROM keyword_found GROUP BY store) AS n USING (store) ORDER BY store))::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- nodes, of segments and of documents
 -- $1 keys_1_1, $2 scores_1_1, $3 vector, $4 keys_2_1, $5 scores_2_1, $6 weight_1, $7 weight_2, $8 candidates_1_1, $9 candidates_2_1
-WITH arm1_1 AS (
+WITH arm1_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.node, CASE WHEN abs(s.node_distance) < 'Infinity' THEN round((s.node_distance + 0)::numeric, 4) END AS node_distance, s.own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, b.node, b.node_number, b.node_distance, b.node_key, b.own, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance FROM (
       SELECT DISTINCT ON (n."document_id", n."segment_number") n."document_id", n."segment_number", n.node, n.node_number, n.node_embedding OPERATOR(public.<=>) $3 AS node_distance, 'public.handbook_nodes' || u.row_key AS node_key, n.text_hash, u.own
@@ -943,10 +901,10 @@ WITH arm1_1 AS (
 ),
 arm1 AS (
   SELECT *, row_number() OVER () AS place, (1 - own)::float8 AS value FROM (
-  SELECT * FROM arm1_1
+  SELECT * FROM arm1_found
   ORDER BY own, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-arm2_1 AS (
+arm2_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.node, CASE WHEN abs(s.node_distance) < 'Infinity' THEN round((s.node_distance + 0)::numeric, 4) END AS node_distance, s.own AS score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, b.node, b.node_number, b.node_distance, b.node_key, b.own, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance FROM (
       SELECT DISTINCT ON (n."document_id", n."segment_number") n."document_id", n."segment_number", n.node, n.node_number, NULL::float8 AS node_distance, 'public.summaries' || u.row_key AS node_key, n.text_hash, u.own
@@ -957,7 +915,7 @@ arm2_1 AS (
 ),
 arm2 AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
-  SELECT * FROM arm2_1
+  SELECT * FROM arm2_found
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 found AS MATERIALIZED (
@@ -994,12 +952,12 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score, 'node', h.node, 'node_distance', h.node_distance) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, NULL::text AS "limit",
-  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM arm1) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM arm1_1) AS n, (SELECT CASE WHEN cardinality($1) >= $8 THEN -1 END AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM arm2) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM arm2_1) AS n, (SELECT CASE WHEN cardinality($4) >= $9 THEN -1 END AS most) AS w)])::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM arm1) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM arm1_found) AS n, (SELECT CASE WHEN cardinality($1) >= $8 THEN -1 END AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM arm2) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM arm2_found) AS n, (SELECT CASE WHEN cardinality($4) >= $9 THEN -1 END AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- nodes as hits, beside segments
 -- $1 keys_1_1, $2 scores_1_1, $3 vector, $4 keys_2_1, $5 scores_2_1, $6 vector_3, $7 read_bytes, $8 read_bytes_3, $9 candidates_1_1, $10 candidates_2_1
-WITH arm1_1 AS (
+WITH arm1_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.node, CASE WHEN abs(s.node_distance) < 'Infinity' THEN round((s.node_distance + 0)::numeric, 4) END AS node_distance, s.node_key, s.own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, b.node, b.node_number, b.node_distance, b.node_key, b.own, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance FROM (
       SELECT n."document_id", n."segment_number", n.node, n.node_number, n.node_embedding OPERATOR(public.<=>) $3 AS node_distance, 'public.handbook_nodes' || u.row_key AS node_key, n.text_hash, u.own
@@ -1009,10 +967,10 @@ WITH arm1_1 AS (
 ),
 arm1 AS (
   SELECT *, row_number() OVER () AS place, (1 - own)::float8 AS value FROM (
-  SELECT * FROM arm1_1
+  SELECT * FROM arm1_found
   ORDER BY own, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number, node COLLATE "C" LIMIT 100) AS b
 ),
-arm2_1 AS (
+arm2_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.node, CASE WHEN abs(s.node_distance) < 'Infinity' THEN round((s.node_distance + 0)::numeric, 4) END AS node_distance, s.node_key, s.own AS score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT s.* FROM (SELECT DISTINCT ON (b.node_key) t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, b.node, b.node_number, b.node_distance, b.node_key, b.own, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance FROM (
       SELECT n."document_id", n."segment_number", n.node, n.node_number, NULL::float8 AS node_distance, 'public.summaries' || u.row_key AS node_key, n.text_hash, u.own
@@ -1022,10 +980,10 @@ arm2_1 AS (
 ),
 arm2 AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
-  SELECT * FROM arm2_1
+  SELECT * FROM arm2_found
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number, node COLLATE "C" LIMIT 100) AS b
 ),
-arm3_1 AS (
+arm3_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS node, NULL::numeric AS node_distance, NULL::text AS node_key, s.bytes, round((s.own + 0)::numeric, 4)::float8 AS own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance, octet_length(t."segment"::text) AS bytes, t."e2" OPERATOR(public.<=>) $6::public.halfvec AS own
     FROM public.handbook AS t WHERE t."e2" IS NOT NULL AND t."segment" IS NOT NULL
@@ -1034,7 +992,7 @@ arm3_1 AS (
 ),
 arm3 AS (
   SELECT *, row_number() OVER () AS place, CASE WHEN min(own::float8) OVER () / 2 = max(own::float8) OVER () / 2 THEN 1 ELSE (own::float8 / 2 - max(own::float8) OVER () / 2) / (min(own::float8) OVER () / 2 - max(own::float8) OVER () / 2) END AS value FROM (
-  SELECT * FROM arm3_1
+  SELECT * FROM arm3_found
   ORDER BY own, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number, node COLLATE "C" LIMIT 100) AS b
 ),
 found AS MATERIALIZED (
@@ -1079,12 +1037,12 @@ hit AS (
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'node', h.node, 'node_distance', h.node_distance) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
-  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM arm1) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM arm1_1) AS n, (SELECT CASE WHEN cardinality($1) >= $9 THEN -1 END AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM arm2) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM arm2_1) AS n, (SELECT CASE WHEN cardinality($4) >= $10 THEN -1 END AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(own) FROM arm3) THEN 'tied' END FROM (SELECT count(*) AS n, max(own) AS farthest FROM arm3_1) AS n, (SELECT 104 AS most) AS w)])::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM arm1) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM arm1_found) AS n, (SELECT CASE WHEN cardinality($1) >= $9 THEN -1 END AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM arm2) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM arm2_found) AS n, (SELECT CASE WHEN cardinality($4) >= $10 THEN -1 END AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(own) FROM arm3) THEN 'tied' END FROM (SELECT count(*) AS n, max(own) AS farthest FROM arm3_found) AS n, (SELECT 104 AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;
 
 -- keys of nodes
 -- $1 vector
-WITH semantic_1 AS (
+WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
@@ -1093,19 +1051,19 @@ WITH semantic_1 AS (
 ),
 semantic AS (
   SELECT *, row_number() OVER () AS place FROM (
-  SELECT * FROM semantic_1
+  SELECT * FROM semantic_found
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS b
 ),
 ranked AS (
   SELECT store, row_key, document_name, document_id, document_key, segment_number, segment, metadata, distance, NULL::float8 AS keyword_score, NULL::float8 AS score, place FROM semantic
 )
 SELECT coalesce(array_agg(row_key::text ORDER BY place), '{}') AS keys,
-  coalesce(array_agg(coalesce(score, distance) ORDER BY place), '{}') AS scores, (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_1) AS n, (SELECT 4 AS most) AS w)])::text[] AS checks
+  coalesce(array_agg(coalesce(score, distance) ORDER BY place), '{}') AS scores, (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 3 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_found) AS n, (SELECT 4 AS most) AS w)])::text[] AS checks
 FROM ranked;
 
 -- told what each arm has found
 -- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 weight_1, $5 weight_2, $6 max_distance, $7 candidates_2_1
-WITH semantic_1 AS (
+WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
@@ -1114,10 +1072,10 @@ WITH semantic_1 AS (
 ),
 semantic AS (
   SELECT *, row_number() OVER () AS place, (1 - distance)::float8 AS value FROM (
-  SELECT * FROM semantic_1
+  SELECT * FROM semantic_found
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-keyword_1 AS (
+keyword_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
@@ -1125,7 +1083,7 @@ keyword_1 AS (
 ),
 keyword AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
-  SELECT * FROM keyword_1
+  SELECT * FROM keyword_found
   ORDER BY score DESC, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
 found AS MATERIALIZED (
@@ -1166,7 +1124,7 @@ hit AS (
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT distance FROM threshold), 4)::text AS threshold, (SELECT is_percentage FROM threshold) AS is_percentage,
   EXISTS (SELECT FROM ranked) AS has_candidates, (SELECT min(distance) FROM ranked)::text AS nearest, (SELECT distance FROM threshold)::text AS "limit",
-  ARRAY[(SELECT count(*) FROM semantic), (SELECT count(*) FROM keyword), (SELECT count(*) FROM ranked), (SELECT count(*) FROM ranked WHERE distance <= (SELECT distance FROM threshold))] AS counts, (ARRAY[(SELECT coalesce(n.n, 0) FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_1) AS n, (SELECT 0 AS most) AS w)] || ARRAY[(SELECT coalesce(n.n, 0) FROM (SELECT count(*) AS n, max(distance) AS farthest FROM keyword_1) AS n, (SELECT 0 AS most) AS w)])::bigint[] AS found,
+  ARRAY[(SELECT count(*) FROM semantic), (SELECT count(*) FROM keyword), (SELECT count(*) FROM ranked), (SELECT count(*) FROM ranked WHERE distance <= (SELECT distance FROM threshold))] AS counts, (ARRAY[(SELECT coalesce(n.n, 0) FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_found) AS n, (SELECT 0 AS most) AS w)] || ARRAY[(SELECT coalesce(n.n, 0) FROM (SELECT count(*) AS n, max(distance) AS farthest FROM keyword_found) AS n, (SELECT 0 AS most) AS w)])::bigint[] AS found,
   json_build_array((SELECT json_agg(json_build_object('vector_store', (ARRAY['public.handbook'])[r.store], 'document_name', r.document_name, 'document_id', r.document_id, 'document_key', r.document_key, 'segment_number', r.segment_number, 'distance', r.distance) ORDER BY r.place) FROM semantic AS r), (SELECT json_agg(json_build_object('vector_store', (ARRAY['public.handbook'])[r.store], 'document_name', r.document_name, 'document_id', r.document_id, 'document_key', r.document_key, 'segment_number', r.segment_number, 'distance', r.distance, 'keyword_score', r.score) ORDER BY r.place) FROM keyword AS r), (SELECT json_agg(json_build_object('vector_store', (ARRAY['public.handbook'])[r.store], 'document_name', r.document_name, 'document_id', r.document_id, 'document_key', r.document_key, 'segment_number', r.segment_number, 'distance', r.distance, 'score', r.score, 'keyword_score', r.keyword_score) ORDER BY r.score DESC, r.distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number) FROM ranked AS r))::text AS lists,
-  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_1) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM keyword_1) AS n, (SELECT CASE WHEN cardinality($2) >= $7 THEN -1 END AS most) AS w)])::text[] AS checks
+  (ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM semantic) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM semantic_found) AS n, (SELECT 104 AS most) AS w)] || ARRAY[(SELECT CASE WHEN coalesce(n.n, 0) < 100 THEN CASE WHEN w.most < 0 THEN 'missing' WHEN w.most > 0 THEN 'short' END WHEN n.n = w.most AND n.farthest <= (SELECT max(distance) FROM keyword) THEN 'tied' END FROM (SELECT count(*) AS n, max(distance) AS farthest FROM keyword_found) AS n, (SELECT CASE WHEN cardinality($2) >= $7 THEN -1 END AS most) AS w)])::text[] AS checks
 FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS h;

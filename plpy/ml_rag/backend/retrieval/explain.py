@@ -25,8 +25,9 @@ _run = Statements(
             "SELECT $1::oid AS oid UNION SELECT p.relid FROM pg_partition_tree($1) AS p"
             " UNION SELECT h.inhrelid FROM pg_inherits AS h WHERE h.inhparent = $1) AS part"
             " JOIN pg_index AS x ON x.indrelid = part.oid JOIN pg_class AS i ON i.oid = x.indexrelid"
-            " JOIN pg_am AS m ON m.oid = i.relam WHERE i.relname = ANY ($2::name[]) ORDER BY i.relname",
-            *("oid", "text[]"),
+            " JOIN pg_am AS m ON m.oid = i.relam JOIN pg_namespace AS n ON n.oid = i.relnamespace"
+            " WHERE (n.nspname, i.relname) IN (SELECT * FROM unnest($2::name[], $3::name[])) ORDER BY i.relname",
+            *("oid", "text[]", "text[]"),
         ),
         "kind": (
             "SELECT c.relkind::text AS kind, ml_rag._is_distributed(c.oid) AS is_distributed,"
@@ -52,7 +53,7 @@ def steps(context: Any, request: Request, found: Any, failures: list[dict[str, A
         if "skipped" not in facts:
             read = source.searches[place - 1]
             if isinstance(read, Near):
-                facts |= _read(context, search, found, source, explained, f"{arm.expression}_{i}", read)
+                facts |= _read(context, search, found, source, explained, f"{arm.expression}_found", read)
             facts["candidates"] = n if isinstance(read, Near) else min(n, arm.candidates)
         told[place][source.store.vector_store] = facts
     for own in told.values():
@@ -82,7 +83,7 @@ def _explained(context: Any, found: Any) -> list[Any]:
     # with the filter itself, not the rows that it leaves
     sources = tuple(replace(source, is_narrow=False) for source in found.sources)
     made = plan(search.shape, sources, context.schema)
-    text = f"EXPLAIN (FORMAT JSON, COSTS OFF) {made.text}"
+    text = f"EXPLAIN (FORMAT JSON, COSTS OFF, VERBOSE) {made.text}"
     values = [search.values[name] for name in made.slots]
     rows = context.plpy.execute(context.plpy.prepare(text, list(made.slots.values())), values)
     explained: list[Any] = json.loads(rows[0]["QUERY PLAN"])
@@ -101,7 +102,10 @@ def _read(
         return {"plan": "shards"} | facts
     if kind["is_distributed"]:
         return {"plan": "distributed"} | facts
-    indexes = [dict(row) for row in _run(context.plpy, "indexes", store.relation, sorted(_names(explained, name)))]
+    names = sorted(_names(explained, name))
+    schemas = [schema for schema, _ in names]
+    found_here = _run(context.plpy, "indexes", store.relation, schemas, [index for _, index in names])
+    indexes = [dict(row) for row in found_here]
     method = min((row["method"] for row in indexes if row["method"] in ("hnsw", "ivfflat")), default="exact")
     facts |= {"plan": method, "indexes": indexes}
     ef_search, probes, *_ = found.settings
@@ -128,12 +132,13 @@ def _tuned(context: Any, store: str, tuned: Tuned, rows: int) -> dict[str, Any]:
     return {"recall": tuned.recall, "rows": measured, "is_outgrown": rows >= 2 * measured}
 
 
-def _names(node: Any, name: str, *, is_inside: bool = False) -> set[str]:
-    """The indexes that a common table expression reads; without one of its own, all."""
+def _names(node: Any, name: str, *, is_inside: bool = False, schema: str = "") -> set[tuple[str, str]]:
+    """Schemas and names of the indexes that a common table expression reads."""
     if isinstance(node, list):
-        return set().union(*(_names(one, name, is_inside=is_inside) for one in node))
+        return set().union(*(_names(one, name, is_inside=is_inside, schema=schema) for one in node))
     if not isinstance(node, dict):
         return set()
     is_inside = is_inside or node.get("Subplan Name") == f"CTE {name}"
-    own = {node["Index Name"]} if is_inside and "Index Name" in node else set()
-    return own.union(*(_names(value, name, is_inside=is_inside) for value in node.values()))
+    schema = node.get("Schema", schema)  # of a bitmap's index only the table above it says that
+    own = {(schema, node["Index Name"])} if is_inside and "Index Name" in node else set()
+    return own.union(*(_names(value, name, is_inside=is_inside, schema=schema) for value in node.values()))

@@ -119,13 +119,14 @@ class _Plan:
     def statement(self) -> Statement:
         parts: list[tuple[str, str]] = []
         for place, arm in enumerate(self.shape.arms, 1):
-            for i, source in self._of(place):
-                search = source.searches[place - 1]
-                if search is not None:
-                    parts.append((f"{arm.expression}_{i} AS", search.fragment(self.rows, i, source, arm, place)))
-            if len(stores := self._of(place)) > 1:
-                union = joined([f"SELECT * FROM {arm.expression}_{i}" for i, _ in stores])
-                parts.append((f"{arm.expression}_all AS MATERIALIZED", union))
+            fragments = [
+                search.fragment(self.rows, i, source, arm, place)
+                for i, source in self._of(place)
+                if (search := source.searches[place - 1]) is not None
+            ]
+            # not one by one: the planner would go through the whole statement for each, to put it where it is read
+            materialized = " MATERIALIZED" if len(fragments) > 1 else ""
+            parts.append((f"{arm.expression}_found AS{materialized}", joined(fragments)))
             parts.append((f"{arm.expression} AS", self._best(arm, place)))
         if len(self.shape.arms) == 1:
             parts.append(("ranked AS", self._ranked(self.shape.arms[0])))
@@ -194,14 +195,9 @@ class _Plan:
         value = f", {arm.kind.value(arm, self.rows)} AS value" if len(self.shape.arms) > 1 else ""
         return (
             f"SELECT *, row_number() OVER () AS place{value} FROM (\n"
-            f"  SELECT * FROM {self._all(arm, place)}\n"
+            f"  SELECT * FROM {arm.expression}_found\n"
             f"  ORDER BY {unit.order}, {self.rows.ties} LIMIT {arm.candidates}) AS b{condition}"
         )
-
-    def _all(self, arm: Arm, place: int) -> str:
-        """What an arm has found in each store."""
-        stores = self._of(place)
-        return f"{arm.expression}_{stores[0][0]}" if len(stores) == 1 else f"{arm.expression}_all"
 
     def _ranked(self, arm: Arm) -> str:
         """What the only arm has found."""
@@ -460,7 +456,7 @@ class _Plan:
         """An array of a value for each store that an arm searches. ``value``: of ``n``, how many rows the arm has found
         there and how far the farthest is, and of the store's own of ``most``."""
         by = "own" if arm.has_own_vector else "distance"
-        found = f"count(*) AS n, max({by}) AS farthest FROM {self._all(arm, place)}"
+        found = f"count(*) AS n, max({by}) AS farthest FROM {arm.expression}_found"
         if len(most) == 1:
             return f"ARRAY[(SELECT {value} FROM (SELECT {found}) AS n, (SELECT {most[0]} AS most) AS w)]"
         numbers = ", ".join(str(i) for i, _ in self._of(place))
