@@ -2,19 +2,19 @@
 
 Common table expressions, in the order of the pipeline; names are those of arms:
 
-    semantic_1 …  by meaning: the nearest rows of each store, in the order of its index
-    semantic      the nearest of all stores
-    keyword_1 …   by words: the rows that the keyword index has found, with their scores and distances
-    keyword       the best of all stores
-    found         what all arms have found (fuse.py)
-    strength      how clear each arm is about the question, and how much of the texts its model has read
-    weight        how much each arm counts
-    ranked        the candidates as one list, each once
-    threshold     how far a row may be
-    cited         the rows that are within it, as many as wanted
-    range         which neighbours of these are read, of each document without gaps
-    widened       the texts of the ranges
-    hit           the cited rows with their texts
+    semantic_found  by meaning: the nearest rows of each store, in the order of its index
+    semantic        the nearest of all stores
+    keyword_found   by words: the rows that the keyword index has found, with their scores and distances
+    keyword         the best of all stores
+    found           what all arms have found (fuse.py)
+    strength        how clear each arm is about the question, and how much of the texts its model has read
+    weight          how much each arm counts
+    ranked          the candidates as one list, each once
+    threshold       how far a row may be
+    cited           the rows that are within it, as many as wanted
+    range           which neighbours of these are read, of each document without gaps
+    widened         the texts of the ranges
+    hit             the cited rows with their texts
 
 Rows are known by store (its number) and row key (ctid), which hold within the snapshot of the statement. The texts of
 rows are read last, but for a search by meaning alone, whose few rows have been read anyway, and for views, foreign and
