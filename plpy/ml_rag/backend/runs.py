@@ -43,7 +43,7 @@ _ROWS, _POSTINGS = 256, 200
 #: ones only where somebody has asked for it, since that takes seconds
 _SMALL, _LARGE = 4096, 32768
 _MERGE = 8
-#: rows of a run from which on it counts whether the planner knows of them
+#: a run of fewer rows is found fast enough without statistics
 _MANY_ROWS = 256
 
 _STATEMENTS = {
@@ -233,14 +233,14 @@ def _write_run(plpy: Any, store: int, ids: Ints, lengths: Ints, postings: _Posti
 
 
 def _analyze(plpy: Any, rows: int, postings: int) -> None:
-    """Let the planner know of so many more, where it takes the tables for much smaller or knows nothing of them.
+    """Analyze the tables for which PostgreSQL has a tenth of the rows that were just added, or less.
 
-    Once an index was dropped and its tables are vacuumed, it takes them for empty until autovacuum comes round again,
-    and would read all rows of a store for each row that it looks for.
+    When all indexes were dropped and their tables vacuumed, it has none, until autovacuum comes round again; a search
+    would then read all rows of a store for each row that it looks for.
     """
     names = [row["name"] for row in _run(plpy, "misjudged", rows, postings)]
     if names:
-        # whoever is at it has locked them, which would be a warning
+        # a table that another session is analyzing is skipped, with a warning
         former = _run(plpy, "messages", "error")[0]["former"]
         plpy.execute(f"ANALYZE (SKIP_LOCKED) {', '.join(names)}")
         _run(plpy, "messages", former)

@@ -50,7 +50,7 @@ _run = Statements(
         ),
         "tokens": ("SELECT (ml_rag._tokens($1::regconfig, $2)).tokens::text AS tokens", *("text", "text")),
         "indexed rows": ("SELECT ml_rag._indexed_rows($1) AS rows", "oid"),
-        # what of a relation that is no ordinary table lies below it, looked at once: there may be a thousand
+        # what lies below a relation that is not an ordinary table, in one pass: there may be a thousand partitions
         "parts": (
             "SELECT to_jsonb(array(SELECT ml_rag._relation_name(l) FROM unnest(p.leaves) AS l))::text AS leaves,"
             " p.leaves IS NOT NULL AS has_leaves, ml_rag._has_shards((p.store).relation) AS has_shards,"
