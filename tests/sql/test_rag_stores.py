@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from pathlib import Path
@@ -258,3 +259,24 @@ def test_a_look_up_in_a_known_keyword_index_is_cancelled(owner: Connection, aske
     with error("57014", ours=False):
         answer(asker, "two", options)
     assert time.monotonic() - began < 1.5
+
+
+def test_many_stores_take_bounded_memory(owner: Connection, asker: Connection) -> None:
+    """As one statement they once took memory by the square of their number: 1,000 of them a gigabyte."""
+    create_store(owner, "s_0", [("a", 1, 1, "far", (0, 1, 0))])
+    for i in range(1, 200):
+        owner.execute(
+            f"CREATE TABLE s_{i} (LIKE s_0 INCLUDING ALL); INSERT INTO s_{i} SELECT * FROM s_0;"
+            f"GRANT SELECT ON s_{i} TO ml_rag_user"
+        )
+    owner.execute("UPDATE s_150 SET segment = 'near', segment_embedding = '[1,0,0]'")
+    before = own_megabytes(asker)
+    document = retrieve(asker, (1, 0, 0))
+    assert len(document["vector_store"]) == 200
+    assert document["citations"][0]["segment"] == "near"
+    assert own_megabytes(asker) - before < 70
+
+
+def own_megabytes(connection: Connection) -> float:
+    status = Path(f"/proc/{connection.info.backend_pid}/status").read_text()
+    return int(re.search(r"RssAnon:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
