@@ -61,7 +61,7 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 
 -- by meaning, two stores, one read without its index, hits
 -- $1 vector
-WITH semantic_found AS MATERIALIZED (
+WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
@@ -126,7 +126,7 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 
 -- by meaning, widened, citations
 -- $1 vector
-WITH semantic_found AS MATERIALIZED (
+WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
@@ -180,7 +180,7 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 
 -- by meaning, filtered, one store by few rows that pass
 -- $1 vector, $2 nothing, $3 filter, $4 row_keys_2
-WITH semantic_found AS MATERIALIZED (
+WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL AND t."document_id" = ANY ($3::bigint[])
@@ -656,7 +656,7 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 
 -- hybrid, a table beside a view
 -- $1 vector, $2 keys_2_1, $3 scores_2_1, $4 keys_2_2, $5 scores_2_2, $6 read_bytes, $7 candidates_2_1, $8 candidates_2_2
-WITH semantic_found AS MATERIALIZED (
+WITH semantic_found AS (
   SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.bytes, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, octet_length(t."segment"::text) AS bytes, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
@@ -674,7 +674,7 @@ semantic AS (
   SELECT * FROM semantic_found
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-keyword_found AS MATERIALIZED (
+keyword_found AS (
   SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
@@ -820,7 +820,7 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 
 -- hits of shards, beside a table
 -- $1 vector, $2 hits_1_2, $3 keys_2_1, $4 scores_2_1, $5 hits_2_2, $6 weight_1, $7 weight_2, $8 candidates_2_1
-WITH semantic_found AS MATERIALIZED (
+WITH semantic_found AS (
   SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
@@ -835,7 +835,7 @@ semantic AS (
   SELECT * FROM semantic_found
   ORDER BY distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 100) AS b
 ),
-keyword_found AS MATERIALIZED (
+keyword_found AS (
   SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($3, $4) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer

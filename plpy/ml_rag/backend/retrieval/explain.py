@@ -45,6 +45,7 @@ def steps(context: Any, request: Request, found: Any, failures: list[dict[str, A
     began = time.perf_counter()
     search, row = found.search, found.row
     explained = _explained(context, found)
+    read_indexes = [sorted(_names(explained, f"{arm.expression}_found")) for arm in search.shape.arms]
     counts, per_store = list(row["counts"]), list(row["found"])
     told: dict[int, dict[str, Any]] = {place: {} for place in range(1, len(search.shape.arms) + 1)}
     for (place, i), n in zip(search.searched(found.sources), per_store, strict=True):
@@ -53,7 +54,7 @@ def steps(context: Any, request: Request, found: Any, failures: list[dict[str, A
         if "skipped" not in facts:
             read = source.searches[place - 1]
             if isinstance(read, Near):
-                facts |= _read(context, search, found, source, explained, f"{arm.expression}_found", read)
+                facts |= _read(context, search, found, source, read_indexes[place - 1], read)
             facts["candidates"] = n if isinstance(read, Near) else min(n, arm.candidates)
         told[place][source.store.vector_store] = facts
     for own in told.values():
@@ -91,7 +92,7 @@ def _explained(context: Any, found: Any) -> list[Any]:
 
 
 def _read(
-    context: Any, search: Any, found: Any, source: Any, explained: list[Any], name: str, read: Near
+    context: Any, search: Any, found: Any, source: Any, read_indexes: list[tuple[str, str]], read: Near
 ) -> dict[str, Any]:
     store = source.store
     kind = _run(context.plpy, "kind", store.relation)[0]
@@ -102,10 +103,8 @@ def _read(
         return {"plan": "shards"} | facts
     if kind["is_distributed"]:
         return {"plan": "distributed"} | facts
-    names = sorted(_names(explained, name))
-    schemas = [schema for schema, _ in names]
-    found_here = _run(context.plpy, "indexes", store.relation, schemas, [index for _, index in names])
-    indexes = [dict(row) for row in found_here]
+    schemas, names = [schema for schema, _ in read_indexes], [name for _, name in read_indexes]
+    indexes = [dict(row) for row in _run(context.plpy, "indexes", store.relation, schemas, names)]
     method = min((row["method"] for row in indexes if row["method"] in ("hnsw", "ivfflat")), default="exact")
     facts |= {"plan": method, "indexes": indexes}
     ef_search, probes, *_ = found.settings
@@ -139,6 +138,6 @@ def _names(node: Any, name: str, *, is_inside: bool = False, schema: str = "") -
     if not isinstance(node, dict):
         return set()
     is_inside = is_inside or node.get("Subplan Name") == f"CTE {name}"
-    schema = node.get("Schema", schema)  # of a bitmap's index only the table above it says that
+    schema = node.get("Schema", schema)  # a scan of a bitmap index has that of the table above it
     own = {(schema, node["Index Name"])} if is_inside and "Index Name" in node else set()
     return own.union(*(_names(value, name, is_inside=is_inside, schema=schema) for value in node.values()))

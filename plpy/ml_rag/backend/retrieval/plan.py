@@ -124,9 +124,8 @@ class _Plan:
                 for i, source in self._of(place)
                 if (search := source.searches[place - 1]) is not None
             ]
-            # not one by one: the planner would go through the whole statement for each, to put it where it is read
-            materialized = " MATERIALIZED" if len(fragments) > 1 else ""
-            parts.append((f"{arm.expression}_found AS{materialized}", joined(fragments)))
+            # an expression for each store would have the planner walk the whole statement once a store
+            parts.append((f"{arm.expression}_found AS", joined(fragments)))
             parts.append((f"{arm.expression} AS", self._best(arm, place)))
         if len(self.shape.arms) == 1:
             parts.append(("ranked AS", self._ranked(self.shape.arms[0])))
