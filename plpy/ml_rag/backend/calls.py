@@ -17,7 +17,7 @@ import os
 import socket
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 from time import monotonic_ns
@@ -43,6 +43,9 @@ MAX_NAME, MAX_STATE, MAX_TRACE = 200, 10, 16 * 1024
 MAX_CALL, MAX_TIME = 2**31 - 1, 1e11
 #: class of the SQLSTATEs by which somebody ends a statement: cancelled, shut down
 _ENDS = "57"
+
+#: a stage of a question, and when it ended
+Step = tuple[str, datetime]
 
 # Run under whatever search_path there is: nothing in them but names with their schema, and no operators.
 _NOW = """
@@ -108,11 +111,10 @@ class Call:
             self.count(self.stage, now - self.stage_began, sqlstate)
         self.count(TOTAL, now - self.began, sqlstate)
 
-    def end_well(self, steps: Any, began: float) -> None:
-        """The same of a question: its ``steps`` say when each stage ended."""
-        with contextlib.suppress(TypeError, KeyError, ValueError):
-            ended = [(step["stage"], datetime.fromisoformat(step["ended"])) for step in steps]
-            for (_, former), (stage, now) in pairwise(ended):
+    def end_well(self, steps: Sequence[Step], began: float) -> None:
+        """The same of a question."""
+        with contextlib.suppress(TypeError):  # a name that is no text, a time without a zone
+            for (_, former), (stage, now) in pairwise(steps):
                 if stage in STAGES and (stage != "embed" or self.has_embedded):
                     self.count(stage, round((now - former).total_seconds() * 1e6) * 1000)
         self.count(TOTAL, (time.time() - began) * 1e9)
@@ -154,9 +156,10 @@ def report(plpy: Any, event: str, call: int, name: str, model: str, trace: str, 
         if event == "stage":
             stage(plpy, call, name, model)
         else:
-            steps: list[Any] = []
-            with contextlib.suppress(ValueError, RecursionError):
-                steps = json.loads(trace) if len(trace) < MAX_TRACE else []
+            steps: list[Step] = []
+            with contextlib.suppress(TypeError, KeyError, ValueError, RecursionError):
+                found = json.loads(trace) if len(trace) < MAX_TRACE else []
+                steps = [(step["stage"], datetime.fromisoformat(step["ended"])) for step in found]
             end(plpy, call, name, steps, began)
     except plpy.SPIError as e:
         return None, json.dumps({"sqlstate": e.sqlstate, "message": str(e)})
@@ -181,7 +184,7 @@ def stage(plpy: Any, call: int, name: str, model: str = "") -> None:
         found.enter(name if name in STAGES else "", model)
 
 
-def end(plpy: Any, call: int, sqlstate: str, steps: Any = (), began: float = 0, role: str = "") -> None:
+def end(plpy: Any, call: int, sqlstate: str, steps: Sequence[Step] = (), began: float = 0, role: str = "") -> None:
     """The call has ended, and all that it has begun with it. ``steps``: those of a question that ended well, which
     began then (seconds since 1970). ``role``: current_user, where the caller says so; to ask for it takes as long as
     the rest."""

@@ -36,6 +36,18 @@ def test_nothing_but_the_standard_library_is_imported() -> None:
     assert output.stdout.strip() == "['ml_rag']"
 
 
+def test_a_question_imports_nothing_slow() -> None:
+    # records are NamedTuples: a dataclass compiles its methods as it is defined, and brings inspect with it
+    code = (
+        "import sys, ml_rag.backend.bridge, ml_rag.backend.retrieval.run;"
+        "print(sorted({'dataclasses', 'inspect', 'numpy', 'http', 'asyncio'} & set(sys.modules)))"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=_environment()
+    )
+    assert output.stdout.strip() == "[]"
+
+
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "plpy")}
 

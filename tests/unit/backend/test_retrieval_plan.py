@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 
 from ml_rag.backend.retrieval.plan import plan, scored_rows, widening
 from ml_rag.backend.retrieval.run import corpus
-from ml_rag.backend.retrieval.shape import Arm, Given, Near, Nodes, Shape, Slots, Source, Statement, Values, Words
+from ml_rag.backend.retrieval.shape import GIVEN, Arm, Near, Nodes, Shape, Slots, Source, Statement, Values, Words
 from ml_rag.backend.retrieval.sqltext import identifier, literal
 from ml_rag.backend.retrieval.stores import Embedding, Metric, Store
 from ml_rag.errors import InvalidRequest
@@ -47,8 +46,7 @@ STORE = Store(
     names=frozenset({"handbook"}),
 )
 #: a table of somebody else's making
-OTHER = replace(
-    STORE,
+OTHER = STORE._replace(
     vector_store="kb.it's",
     table='kb."it\'s"',
     segment_embedding='em"bedding',
@@ -59,22 +57,22 @@ OTHER = replace(
     embedding_type="halfvec",
 )
 #: a view: no ctid tells its rows apart
-VIEW = replace(STORE, vector_store="public.seen", table="public.seen", is_table=False)
+VIEW = STORE._replace(vector_store="public.seen", table="public.seen", is_table=False)
 
 #: arms as calls without option "arms" have them
 SEMANTIC, KEYWORD = Arm("semantic", 100, "semantic"), Arm("keyword", 100, "keyword")
 #: of option "arms"
 OTHER_QUESTION = Arm("semantic", 100, "arm 2", has_own_vector=True)
 FUNCTION = Arm("function", 20, "arm 3", has_limit=True, is_descending=False)
-FEW = replace(SEMANTIC, candidates=3)
+FEW = SEMANTIC._replace(candidates=3)
 NEAR, MANY = Near.first(3), Near.first(100)
 WORDS = Words(("document_id", "segment_number"), ("bigint", "integer"), "ONLY public.handbook")
 VIEWED = Words(("id",), ("uuid",), "public.kept")
 QUESTIONS = Nodes(
     "public.handbook_nodes", ("document_id", "segment_number"), ("document_id", "segment_number"), None, "vector"
 )
-SUMMARIES = replace(QUESTIONS, table="public.summaries", document="document_id", embedding_type=None)
-FURTHER = replace(MANY, embedding=Embedding("m", "e2", "halfvec", 8), slot="vector_3")
+SUMMARIES = QUESTIONS._replace(table="public.summaries", document="document_id", embedding_type=None)
+FURTHER = MANY._replace(embedding=Embedding("m", "e2", "halfvec", 8), slot="vector_3")
 PASSES = ' AND t."document_id" = ANY ($3::bigint[])'
 
 HANDBOOK = Source(STORE, (NEAR,))
@@ -94,7 +92,7 @@ SHAPES: dict[str, tuple[Shape, tuple[Source, ...]]] = {
     ),
     "by meaning, by an index of smaller vectors": (
         Shape((FEW,), 3, COSINE, has_vector=True, form="hits"),
-        (Source(STORE, (replace(NEAR, quantization="binary"),)),),
+        (Source(STORE, (NEAR._replace(quantization="binary"),)),),
     ),
     "by meaning, widened, citations": (
         Shape((FEW,), 3, COSINE, has_vector=True, overlap=1, form="citations", fields=("segment_range",)),
@@ -123,23 +121,23 @@ SHAPES: dict[str, tuple[Shape, tuple[Source, ...]]] = {
         Shape((SEMANTIC, KEYWORD), 3, COSINE, has_vector=True, fusion="rrf", overlap=2), (HYBRID,)
     ),
     "three arms, weighted, one by a question of its own": (
-        Shape((SEMANTIC, OTHER_QUESTION, replace(KEYWORD, name="arm 3")), 3, COSINE, has_vector=True, form="hits"),
-        (Source(STORE, (MANY, replace(MANY, slot="vector_2"), WORDS)),),
+        Shape((SEMANTIC, OTHER_QUESTION, KEYWORD._replace(name="arm 3")), 3, COSINE, has_vector=True, form="hits"),
+        (Source(STORE, (MANY, MANY._replace(slot="vector_2"), WORDS)),),
     ),
     "three arms, by ranks, one by a function": (
-        Shape((SEMANTIC, replace(KEYWORD, name="arm 2"), FUNCTION), 3, COSINE, has_vector=True, fusion="rrf"),
-        (Source(STORE, (MANY, WORDS, Given())),),
+        Shape((SEMANTIC, KEYWORD._replace(name="arm 2"), FUNCTION), 3, COSINE, has_vector=True, fusion="rrf"),
+        (Source(STORE, (MANY, WORDS, GIVEN)),),
     ),
     "two parts with shares, each weighted by how clear its arms are": (
         Shape(
             (
-                replace(SEMANTIC, name="part 1 semantic"), replace(KEYWORD, name="part 1 keyword"),
-                replace(OTHER_QUESTION, name="part 2 semantic", part=2),
-                replace(KEYWORD, name="part 2 keyword", part=2),
+                SEMANTIC._replace(name="part 1 semantic"), KEYWORD._replace(name="part 1 keyword"),
+                OTHER_QUESTION._replace(name="part 2 semantic", part=2),
+                KEYWORD._replace(name="part 2 keyword", part=2),
             ),
             3, COSINE, has_vector=True, fusion="auto", form="citations",
         ),
-        (Source(STORE, (MANY, WORDS, replace(MANY, slot="vector_3"), WORDS)),),
+        (Source(STORE, (MANY, WORDS, MANY._replace(slot="vector_3"), WORDS)),),
     ),
     "hybrid, a table beside a view": (
         Shape((SEMANTIC, KEYWORD), 3, COSINE, has_vector=True, fusion="auto", overlap=1, form="citations"),
@@ -154,12 +152,12 @@ SHAPES: dict[str, tuple[Shape, tuple[Source, ...]]] = {
     ),
     "hits of shards, beside a table": (
         Shape((SEMANTIC, KEYWORD), 3, COSINE, has_vector=True, form="hits"),
-        (HYBRID, Source(VIEW, (Given(), Given()))),
+        (HYBRID, Source(VIEW, (GIVEN, GIVEN))),
     ),
     "nodes, of segments and of documents": (
         Shape(
             (
-                replace(SEMANTIC, name="arm 1", in_nodes=True), replace(KEYWORD, name="arm 2", in_nodes=True),
+                SEMANTIC._replace(name="arm 1", in_nodes=True), KEYWORD._replace(name="arm 2", in_nodes=True),
             ),
             3, COSINE, has_vector=True, form="hits",
         ),
@@ -168,8 +166,8 @@ SHAPES: dict[str, tuple[Shape, tuple[Source, ...]]] = {
     "nodes as hits, beside segments": (
         Shape(
             (
-                replace(SEMANTIC, name="arm 1", in_nodes=True), replace(KEYWORD, name="arm 2", in_nodes=True),
-                replace(SEMANTIC, name="arm 3", has_own_vector=True, has_embedding=True),
+                SEMANTIC._replace(name="arm 1", in_nodes=True), KEYWORD._replace(name="arm 2", in_nodes=True),
+                SEMANTIC._replace(name="arm 3", has_own_vector=True, has_embedding=True),
             ),
             3, COSINE, has_vector=True, returns_nodes=True, form="citations", fields=("node", "node_distance"),
             fusion="auto",
@@ -208,7 +206,7 @@ def test_each_parameter_stands_in_the_text(name: str) -> None:
 
 def conditions(sources: tuple[Source, ...], slots: type[Slots]) -> tuple[Source, ...]:
     """Sources whose filters are in terms of these parameters."""
-    return tuple(replace(s, condition=s.condition.replace("$3", slots.filter(s.filter))) for s in sources)
+    return tuple(s._replace(condition=s.condition.replace("$3", slots.filter(s.filter))) for s in sources)
 
 
 class SomeValues(dict[str, object]):
@@ -254,7 +252,7 @@ def test_a_function_scores_what_passes() -> None:
     assert list(by_text.slots) == ["vector", "nothing", "filter"]
     assert PASSES in by_text.text
     assert 't."segment"::text AS input' in by_text.text
-    few = scored_rows(shape, replace(source, is_narrow=True), "public", 1, takes_vectors=True)
+    few = scored_rows(shape, source._replace(is_narrow=True), "public", 1, takes_vectors=True)
     assert "t.ctid = ANY ($4::tid[])" in few.text
     assert PASSES not in few.text
     assert 't."segment_embedding"::public.vector::text AS input' in few.text

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 #: shape.Arm and rows.Rows, which know of the kinds
 Arm = Any
 Rows = Any
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(NamedTuple):
     """What the candidates of an arm are ordered by: a column of its common table expressions."""
 
     column: str
@@ -35,8 +33,7 @@ DISTANCE = Unit("distance", type_name="numeric")
 WORDS = Unit("score", is_descending=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """What ``search`` of an arm says.
 
     ``look_up``: how the arm searches a store, of (search.Search, shape.Source, shape.Arm, request.AskedArm, place of

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -65,7 +64,7 @@ def steps(context: Any, request: Request, found: Any, failures: list[dict[str, A
     first = next(iter(told[1].values()), None)
     if first is not None:
         first["explaining"] = 1000 * (time.perf_counter() - began)
-    ended = datetime.now(UTC).isoformat()
+    ended = datetime.now(UTC)
     made = []
     for place, arm in enumerate(search.shape.arms, 1):
         facts = {"arm": arm.name, "stores": told[place], "candidates": counts[place - 1]}
@@ -82,7 +81,7 @@ def _explained(context: Any, found: Any) -> list[Any]:
     """The plan of the statement, planned as it was run."""
     search = found.search
     # with the filter itself, not the rows that it leaves
-    sources = tuple(replace(source, is_narrow=False) for source in found.sources)
+    sources = tuple(source._replace(is_narrow=False) for source in found.sources)
     made = plan(search.shape, sources, context.schema)
     text = f"EXPLAIN (FORMAT JSON, COSTS OFF, VERBOSE) {made.text}"
     values = [search.values[name] for name in made.slots]

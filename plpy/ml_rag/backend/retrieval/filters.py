@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_rag.backend.retrieval.sqltext import identifier
 from ml_rag.backend.retrieval.stores import Store, record
@@ -50,8 +49,7 @@ _run = Statements(
 _ALL = 2_147_483_647
 
 
-@dataclass(slots=True)
-class Filtered:
+class Filtered(NamedTuple):
     """What was found out of a store."""
 
     condition: str
@@ -72,8 +70,7 @@ class Filtered:
         return self.n is not None and self.n <= self.compared
 
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
+class Lookup(NamedTuple):
     """What an index by words is asked for."""
 
     candidates: int
@@ -98,11 +95,11 @@ def of_store(plpy: Any, store: Store, options: str, stage: str, n: int, *, is_es
         estimated = row["n"]
         if stage == "keyword" and estimated is not None:
             finding = min(0.5 * found["n"], math.inf if row["is_scanned"] else 18 * estimated)
-            made.likely = _likely_rows(found["n"], n, estimated, finding)
+            made = made._replace(likely=_likely_rows(found["n"], n, estimated, finding))
     # counted where few pass, or it is not known
     if made.likely is None and not (stage == "search" and estimated is not None and estimated > made.compared):
         row = _run(plpy, "passing", json.dumps(record(store)), made.condition, made.arguments)[0]
-        made.row_keys, made.n = row["row_keys"], row["n"]
+        made = made._replace(row_keys=row["row_keys"], n=row["n"])
     return made
 
 
@@ -162,13 +159,13 @@ def further_lookup(plpy: Any, store: Store, filtered: Filtered | None, lookup: L
     """Where too few of them pass; None = a further look would find no more."""
     if filtered is None or not filtered.condition:
         # candidates that are not in the table: it was written to with triggers off, and a second look is enough
-        return replace(lookup, candidates=4 * n + 100) if lookup.candidates <= n else None
+        return lookup._replace(candidates=4 * n + 100) if lookup.candidates <= n else None
     if lookup.is_likely:
         row_keys = filtered.row_keys
         if row_keys is None and store.is_table:
             row_keys = passing(plpy, store, filtered)
         return _among(store, row_keys, n)
-    return replace(lookup, candidates=10 * lookup.candidates if lookup.candidates < 10_000 else _ALL)
+    return lookup._replace(candidates=10 * lookup.candidates if lookup.candidates < 10_000 else _ALL)
 
 
 def _among(store: Store, row_keys: str | None, n: int) -> Lookup:

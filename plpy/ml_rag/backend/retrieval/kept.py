@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_rag.backend.retrieval.plan import plan
 from ml_rag.backend.retrieval.shape import Shape, Source, Statement
@@ -14,8 +13,7 @@ KEPT = 64
 MOST_STORES = 8
 
 
-@dataclass(slots=True)
-class Kept:
+class Kept(NamedTuple):
     """A prepared plan."""
 
     statement: Statement

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_rag.backend.retrieval import stores
 from ml_rag.backend.retrieval.arms import KINDS
@@ -42,8 +41,7 @@ _run = Statements(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AskedArm:
+class AskedArm(NamedTuple):
     """What an arm searches with (ml_rag.arm), beside what its statement depends on."""
 
     search: str
@@ -69,8 +67,7 @@ class AskedArm:
         return KINDS[self.search].takes_vectors or (self.form or "").startswith("vector")
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """Typed options: what the text of the statement depends on, and values."""
 
     shape: Shape
@@ -93,7 +90,7 @@ class Request:
     #: whether max_distance is that of the stores, where one was kept for them
     has_own_limit: bool
     #: of option index_options: exact, and settings of an index
-    index: dict[str, Any]
+    index_options: dict[str, Any]
     #: whether a store of other dimensions than the vector's is left out
     skips_dimensions: bool
     explains: bool
@@ -160,7 +157,7 @@ def of_record(plpy: Any, schema: str, text: str, form: str, *, has_vector: bool,
             part=1 if arm["part"] is None else arm["part"],
         )
         limit = arm["min_score" if own.unit.is_descending else "max_distance"]
-        arms.append(replace(own, has_limit=limit is not None))
+        arms.append(own._replace(has_limit=limit is not None))
         query = arm["query"]
         asked.append(
             AskedArm(
@@ -183,7 +180,6 @@ def of_record(plpy: Any, schema: str, text: str, form: str, *, has_vector: bool,
         "percentage_distance": percentage if percentage is None else str(percentage),
         "rrf_k": record["rrf_k"] and float(record["rrf_k"]),
     }
-    index = options.get("index_options") or {}
     kinds = {arm.search for arm in arms}
     is_hybrid = options.get("semantic_search") and options.get("keyword_search")
     search = "hybrid" if is_hybrid else "keyword" if options.get("keyword_search") else None
@@ -222,7 +218,7 @@ def of_record(plpy: Any, schema: str, text: str, form: str, *, has_vector: bool,
         rerank_model=record["rerank_model_id"],
         has_own_limit="has_own_limit" in options and record["distance_metric"] == "COSINE",
         min_score=record["min_score"] and float(record["min_score"]),
-        index=index,
+        index_options=options.get("index_options") or {},
         skips_dimensions=not has_vector and "vector_store" not in options,
         explains=bool(record["explain"]),
         has_functions="function" in kinds,

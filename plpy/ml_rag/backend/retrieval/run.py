@@ -6,9 +6,8 @@ import json
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_rag.backend import calls, rights
 from ml_rag.backend.retrieval import explain, filters, kept, reasons, vectors
@@ -19,7 +18,7 @@ from ml_rag.backend.retrieval.functions import FunctionFailed
 from ml_rag.backend.retrieval.plan import widening
 from ml_rag.backend.retrieval.request import AskedArm, Request
 from ml_rag.backend.retrieval.search import BrokenIndex, Context, NoIndex, Search, Session
-from ml_rag.backend.retrieval.shape import Arm, Given, Source, Words
+from ml_rag.backend.retrieval.shape import GIVEN, Arm, Source, Words
 from ml_rag.backend.retrieval.shards import Silent
 from ml_rag.backend.retrieval.stores import Embedding, Store, record
 from ml_rag.backend.retrieval.vectors import Vectors
@@ -104,6 +103,7 @@ _run = Statements(
 )
 
 
+_as_json = json.JSONEncoder(ensure_ascii=False).encode
 #: what was found is not there: a column, a table
 _GONE = ("42703", "42P01")
 
@@ -129,8 +129,7 @@ class Again(Exception):
     """The search is to be begun again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(NamedTuple):
     """Hits as JSON text."""
 
     text: str
@@ -140,8 +139,7 @@ class Left(Exception):
     """Stores that the call does not name are left out, its arguments: the others are searched without them."""
 
 
-@dataclass(slots=True)
-class Found:
+class Found(NamedTuple):
     """The row of a statement, and what it was made of."""
 
     row: Any
@@ -210,7 +208,8 @@ class Retrieval:
             raise Failed(self._with_left_out(request, self._not_found(request, found)))
         text = _document(request, found, form, self._skipped(found))
         if self._call is not None:
-            calls.end(self._plpy, self._call, SUCCESS, self._trace, self._began, self._session.role)
+            steps = [(step["stage"], step["ended"]) for step in self._trace]
+            calls.end(self._plpy, self._call, SUCCESS, steps, self._began, self._session.role)
         return text
 
     def statement(self, question: str, options: str, vector: str | None) -> str:
@@ -227,7 +226,7 @@ class Retrieval:
 
     def text_of(self, request: Request, found: Found) -> str:
         """A statement with its values in it."""
-        text = found.search.text(found.sources, replace(found.search.shape, form="rows", told=""))
+        text = found.search.text(found.sources, found.search.shape._replace(form="rows", told=""))
         ef_search, probes, seqscan, sort, _ = found.settings
         settings = {
             "hnsw.iterative_scan": "relaxed_order",
@@ -269,7 +268,8 @@ class Retrieval:
         if self._vector is not None:
             own = f'"query_embedding": {json.dumps(self._vector)}'
             changed = f"{{{own}}}" if changed == "{}" else f"{changed[:-1]}, {own}}}"
-        return f'{{"request": {changed}, "retrieval": {json.dumps(retrieval)[:-1]}, "hits": {text}}}}}'
+        found = json.dumps(retrieval, default=datetime.isoformat)
+        return f'{{"request": {changed}, "retrieval": {found[:-1]}, "hits": {text}}}}}'
 
     def _retrieved(
         self, request: Request, question: str, stores: list[Store], vector: str | None, told: str
@@ -319,7 +319,7 @@ class Retrieval:
         vector = given["query_embedding"]
         request = requests.of_record(self._plpy, self._schema, text, "hits", has_vector=vector is not None)
         store = discovery.of_record(self._plpy, self._schema, call["store"], call["relation"])
-        store = replace(store, key=tuple(asked.get("metadata_key", ())))
+        store = store._replace(key=tuple(asked.get("metadata_key", ())))
         vectors = Vectors(vector, {(1, None): own} if own else {})
         if asked.get("embedding") is not None:
             vectors.embeddings[1, store.relation] = self._embedding(store, asked["embedding"])
@@ -586,7 +586,7 @@ class Retrieval:
         for store, name in zip(stores, names, strict=True):
             if name is None and (store.found == "named" or len(stores) == 1):
                 _run(self._plpy, "name", store.relation)
-            left.append(store if name in (store.table, None) else replace(store, table=name))
+            left.append(store if name in (store.table, None) else store._replace(table=name))
         return left
 
     def _of_dimensions(self, request: Request, stores: list[Store], made: Vectors) -> list[Store]:
@@ -611,7 +611,7 @@ class Retrieval:
             if not arm.takes_vectors or arm.node_group is not None or text is None:
                 continue
             embedding = made.embeddings.get((place, store.relation), store.embedding)
-            length = text.count(",") + 1
+            length = made.dimensions(text)
             if embedding is not None and embedding.dimensions is not None and embedding.dimensions != length:
                 failure: dict[str, Any] = reasons.other_dimensions(store, embedding.dimensions, length)
                 return failure
@@ -656,10 +656,10 @@ class Retrieval:
             words = [isinstance(one, Words) for one in source.searches]
             if any(words) and re.match("22|38|F0|42704", failure["sqlstate"]):
                 # without the words: their index may have keys of another type than the table by now
-                others = tuple(Given() if isinstance(one, Words) else one for one in source.searches)
+                others = tuple(GIVEN if isinstance(one, Words) else one for one in source.searches)
                 places = [place for place, is_words in enumerate(words, 1) if is_words]
                 search.values |= {f"hits_{place}_{i}": "[]" for place in places}
-                if self._failure_of(search, replace(source, searches=others), i) is None:
+                if self._failure_of(search, source._replace(searches=others), i) is None:
                     self._broken[store] = failure["message"]
                     raise Again
             if store.found == "named" or len(stores) == 1:
@@ -678,7 +678,7 @@ class Retrieval:
 
     def _failure_of(self, search: Search, source: Source, i: int) -> dict[str, Any] | None:
         """Why a store cannot be searched by itself."""
-        shape = replace(search.shape, told="")
+        shape = search.shape._replace(told="")
         text = search.alone(_alone(search.values, i)).text([source], shape)
         failure = _run(self._plpy, "failure of", self._json(source.store), text)[0]["failure"]
         return None if failure is None else json.loads(failure)
@@ -712,7 +712,7 @@ class Retrieval:
 
     def _widen(self, request: Request, found: Found, hits: str) -> str:
         self._stage("expand")
-        shape = replace(found.search.shape, overlap=request.overlap, form="hits")
+        shape = found.search.shape._replace(overlap=request.overlap, form="hits")
         made = kept.prepare(self._plpy, widening(shape, tuple(found.sources), self._schema))
         try:
             row = made.execute(self._plpy, {"hits": hits})[0]
@@ -779,7 +779,7 @@ class Retrieval:
         self._trace += explain.steps(self._context, request, found, self._failures)
 
     def _step(self, stage: str, facts: dict[str, Any] | None = None) -> None:
-        self._trace.append({"stage": stage, "ended": datetime.now(UTC).isoformat(), "facts": facts})
+        self._trace.append({"stage": stage, "ended": datetime.now(UTC), "facts": facts})
 
     def _stage(self, name: str, model: str = "") -> None:
         if self._call is not None:
@@ -827,6 +827,6 @@ def _document(request: Request, found: Found, form: str, skipped: list[str]) -> 
     names = [source.store.vector_store for source in found.sources if source.store.vector_store not in skipped]
     search = "" if request.search is None else f', "search": "{request.search}"'
     return (
-        f'{{"citations": {row["hits"]}, "vector_store": {json.dumps(names, ensure_ascii=False)},'
+        f'{{"citations": {row["hits"]}, "vector_store": {_as_json(names)},'
         f' "retrieval_info": {{"method": "{method}", "threshold": {threshold or "null"}{search}}}}}'
     )

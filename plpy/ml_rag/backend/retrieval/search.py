@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_rag.backend import indexes
 from ml_rag.backend.retrieval import filters, functions, kept, shards
@@ -15,7 +14,19 @@ from ml_rag.backend.retrieval.arms import KEYWORD
 from ml_rag.backend.retrieval.filters import Filtered, Lookup
 from ml_rag.backend.retrieval.plan import plan
 from ml_rag.backend.retrieval.request import AskedArm, Request
-from ml_rag.backend.retrieval.shape import Arm, Given, Near, Nodes, Shape, Slots, Source, Values, Words, filter_slot
+from ml_rag.backend.retrieval.shape import (
+    GIVEN,
+    Arm,
+    Given,
+    Near,
+    Nodes,
+    Shape,
+    Slots,
+    Source,
+    Values,
+    Words,
+    filter_slot,
+)
 from ml_rag.backend.retrieval.stores import Embedding, Store, record
 from ml_rag.backend.retrieval.vectors import Vectors
 from ml_rag.backend.sqlstate import sqlstate
@@ -25,7 +36,7 @@ from ml_rag.errors import MlRagError
 #: what pgvector has by default
 EF_SEARCH, PROBES = "40", "1"
 #: the settings of ml_rag._compile_question; at least ten lists of an IVFFlat index are read by default
-_SET = EF_SEARCH, "10", "off", "on", "force_generic_plan"
+_SET: tuple[str, str, str, str, str] = EF_SEARCH, "10", "off", "on", "force_generic_plan"
 #: partitions of a store from which on a plan of all of them is not kept: each takes some kilobytes
 _MANY_PARTS = 100
 #: nodes that are looked at, at most
@@ -91,8 +102,7 @@ _run = Statements(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(NamedTuple):
     """What the caller's session says: settings, before the function that runs this pins them."""
 
     role: str
@@ -107,17 +117,13 @@ class Session:
         return cls(role or "", ef_search, probes, seqscan or "on")
 
 
-@dataclass(slots=True)
 class Context:
-    """What runs a call. ``schema``: pgvector's, as it is written."""
+    """What runs a call. ``schema``: pgvector's, as it is written; ``keyword``: the module that scores words."""
 
-    plpy: Any
-    schema: str
-    session: Session
-    #: the module that scores words
-    keyword: Callable[[], Any]
-    #: as the function that runs this begins
-    settings: tuple[str, str, str, str, str] = _SET
+    def __init__(self, plpy: Any, schema: str, session: Session, keyword: Callable[[], Any]) -> None:
+        self.plpy, self.schema, self.session, self.keyword = plpy, schema, session, keyword
+        #: as the function that runs this begins
+        self.settings = _SET
 
 
 class NoIndex(Exception):
@@ -154,12 +160,12 @@ class Search:
         shape = request.shape
         if vectors.own or vectors.embeddings:
             arms = tuple(
-                replace(arm, has_own_vector=True) if vectors.is_own(place) else arm
+                arm._replace(has_own_vector=True) if vectors.is_own(place) else arm
                 for place, arm in enumerate(shape.arms, 1)
             )
-            shape = replace(shape, arms=arms)
+            shape = shape._replace(arms=arms)
         if shape.has_vector != (vectors.question is not None):
-            shape = replace(shape, has_vector=not shape.has_vector)
+            shape = shape._replace(has_vector=not shape.has_vector)
         self.shape = shape
         self.values = {"nothing": None, "read_bytes": None} | request.values | vectors.values
         for place, limit in vectors.read_bytes.items():
@@ -178,7 +184,7 @@ class Search:
     def source(self, store: Store) -> Source:
         """A store, with what of it the filters leave; how its rows are read."""
         vector = self.vectors.question
-        length = None if vector is None else vector.count(",") + 1
+        length = None if vector is None else self.vectors.dimensions(vector)
         source = Source(store, is_measured=store.dimensions in (None, length))
         if not store.is_table:
             source = self._in_parts(source)
@@ -192,7 +198,7 @@ class Search:
         condition = found.condition
         if place > 1:
             condition = filters.condition(self._plpy, store, self.request.options, Slots.filter(place))
-        return replace(source, condition=condition, filter=place)
+        return source._replace(condition=condition, filter=place)
 
     def _in_parts(self, source: Source) -> Source:
         store = source.store
@@ -204,7 +210,7 @@ class Search:
         if not found["has_leaves"]:
             return source
         columns = tuple(found["columns"]) if missing else ()
-        return replace(source, leaves=tuple(json.loads(found["leaves"])), columns=columns)
+        return source._replace(leaves=tuple(json.loads(found["leaves"])), columns=columns)
 
     def _filter(self, store: Store) -> Filtered:
         if store not in self._filtered:
@@ -225,15 +231,15 @@ class Search:
             search = self._nodes(source, arm, asked, place, i)
         elif is_split and (found := self._of_shards(source, arm, asked, place)) is not None:
             self.values[f"hits_{place}_{i}"] = found
-            search = Given()
+            search = GIVEN
         else:
             source, search = arm.kind.look_up(self, source, arm, asked, place, i)
-        return replace(source, searches=(*source.searches, search))
+        return source._replace(searches=(*source.searches, search))
 
     def nothing(self, source: Source, place: int, i: int) -> Source:
         """The source, where an arm finds nothing in it that it could search."""
         self.values[f"hits_{place}_{i}"] = "[]"
-        return replace(source, searches=(*source.searches, Given()))
+        return source._replace(searches=(*source.searches, GIVEN))
 
     # -- by meaning ---------------------------------------------------------------------------------------------------
 
@@ -247,20 +253,20 @@ class Search:
         own = self._filtered.get(source.store)
         if own is not None and own.is_narrow:
             self.values[f"row_keys_{i}"] = own.row_keys
-            source = replace(source, is_narrow=True)
+            source = source._replace(is_narrow=True)
         read = Near.first(arm.candidates)
         if source.condition:
             read = Near.filtered(arm.candidates, is_narrow=source.is_narrow)
-        read = replace(read, embedding=embedding, slot=self.vectors.slot(place, source.store))
-        if read.sort == "exact" or self.request.index.get("exact"):
-            return source, replace(read, sort="exact")
+        read = read._replace(embedding=embedding, slot=self.vectors.slot(place, source.store))
+        if read.sort == "exact" or self.request.index_options.get("exact"):
+            return source, read._replace(sort="exact")
         quantization = self._quantization(source, embedding)
         if quantization is None:
             return source, read
         tuned = source.store.tuned if embedding is None else None
         kept = tuned.rescore if tuned is not None and quantization == "binary" else None
-        rescore = self.request.index.get("rescore") or kept
-        return source, replace(read, quantization=quantization, rescore=rescore)
+        rescore = self.request.index_options.get("rescore") or kept
+        return source, read._replace(quantization=quantization, rescore=rescore)
 
     def _quantization(self, source: Source, embedding: Embedding | None) -> str | None:
         """halfvec or binary where only an index of such vectors serves the metric."""
@@ -372,14 +378,14 @@ class Search:
         scored = source
         if own is not None and own.row_keys is not None:
             self.values[f"row_keys_{i}"] = own.row_keys
-            scored = replace(source, is_narrow=True)
+            scored = source._replace(is_narrow=True)
         vector = self.vectors.of(place, source.store)
         hits, rows = functions.score(
             self._context, self.shape, scored, arm, asked, asked.text(self.question), vector, self.values, i
         )
         self._tell(arm, source.store, rows=rows, function=asked.function, limit=arm.candidates)
         self.values[f"hits_{place}_{i}"] = hits
-        return source, Given()
+        return source, GIVEN
 
     def _of_shards(self, source: Source, arm: Arm, asked: AskedArm, place: int) -> str | None:
         """What the shards of a store and its other partitions find, as JSON text; None = its rows are read here."""
@@ -389,7 +395,7 @@ class Search:
         embedding = self.vectors.embeddings.get(place_of)
         if place_of in self.vectors.embeddings and (embedding is None or not is_distributed):
             return None  # it has none of the name; shards that are foreign tables have one
-        settings = {"ef_search", "probes", "rescore"} & self.request.index.keys()
+        settings = {"ef_search", "probes", "rescore"} & self.request.index_options.keys()
         # of a few rows without filters one statement takes less: postgres_fdw ships its ORDER BY and LIMIT, but reads
         # vectors as text, may read all rows where it cannot ship a filter, and has no settings of an index
         is_simple = arm.candidates <= 50 and not source.condition and not settings
@@ -415,7 +421,7 @@ class Search:
             failed = [one for one in zip(self.searched(sources), row["checks"], strict=True) if one[1]]
             if not failed:
                 return row, sources
-            again = [replace(source, searches=list(source.searches)) for source in sources]  # type: ignore[arg-type]
+            again = [source._replace(searches=list(source.searches)) for source in sources]  # type: ignore[arg-type]
             is_again = False
             for (place, i), check in failed:
                 source, arm = sources[i - 1], self.shape.arms[place - 1]
@@ -428,7 +434,7 @@ class Search:
                     is_again = self._look_again(source, place, i) or is_again
             if not is_again:
                 return row, sources
-            sources = [replace(source, searches=tuple(source.searches)) for source in again]
+            sources = [source._replace(searches=tuple(source.searches)) for source in again]
 
     def alone(self, values: dict[str, Any]) -> Search:
         """The same with other parameters."""
@@ -451,8 +457,7 @@ class Search:
     def text(self, sources: list[Source], shape: Shape) -> str:
         """The statement with its values in it."""
         conditioned = [
-            replace(
-                source,
+            source._replace(
                 condition=filters.condition(
                     self._plpy, source.store, self.request.options, Values.filter(source.filter)
                 ),
@@ -487,7 +492,7 @@ class Search:
         if not source.store.is_table:
             falls_short = self._kinds[source.store]["falls_short"]
         if check == "short" and read.sort == "index" and falls_short:
-            return replace(read, sort="exact", quantization=None)
+            return read._replace(sort="exact", quantization=None)
         return read.further(n) if check == "tied" and read.sort != "total" else read
 
     def _look_again(self, source: Source, place: int, i: int) -> bool:
@@ -508,7 +513,7 @@ class Search:
     def set(self, sources: list[Source]) -> tuple[str, str, str, str, str]:
         """The settings of a statement, which end with the function that runs this: hnsw.ef_search, ivfflat.probes,
         enable_seqscan, enable_sort and plan_cache_mode."""
-        session, index = self._context.session, self.request.index
+        session, index = self._context.session, self.request.index_options
         ef_search = index.get("ef_search") or session.ef_search or EF_SEARCH
         if "ef_search" not in index and str(ef_search) == EF_SEARCH:
             ef_search = max(map(self._ef_search, sources), default=int(EF_SEARCH))
@@ -551,10 +556,10 @@ class Search:
 
     def here(self, source: Source, arm: Arm, asked: AskedArm, corpus: Any) -> tuple[str, dict[str, Any]]:
         """The hits of one arm in the partitions that are here, as JSON text, and their facts for option explain."""
-        source = replace(source, columns=tuple(self._kinds[source.store]["columns"]))
-        shape = replace(self.shape, arms=(replace(arm, part=1),), n=arm.candidates, form="hits", overlap=0)
-        shape = replace(shape, has_max_distance=False, has_percentage=False)
-        request = replace(self.request, shape=shape, arms=(asked,), values={"limit_1": self._limit(arm)})
+        source = source._replace(columns=tuple(self._kinds[source.store]["columns"]))
+        shape = self.shape._replace(arms=(arm._replace(part=1),), n=arm.candidates, form="hits", overlap=0)
+        shape = shape._replace(has_max_distance=False, has_percentage=False)
+        request = self.request._replace(shape=shape, arms=(asked,), values={"limit_1": self._limit(arm)})
         vectors = Vectors(self.vectors.question)
         if (own := self.vectors.own.get((1 + self.shape.arms.index(arm), None))) is not None:
             vectors.own[1, None] = own
@@ -562,7 +567,7 @@ class Search:
         search._kinds, search._filtered = self._kinds, self._filtered
         search.values |= {name: value for name, value in self.values.items() if name.startswith("filter")}
         source, one = arm.kind.look_up(search, source, arm, asked, 1, 1)
-        row, _ = search.run([replace(source, searches=(one,))])
+        row, _ = search.run([source._replace(searches=(one,))])
         facts = search.facts.get((arm.name, source.store.vector_store), {})
         return row["hits"] or "[]", facts
 
@@ -598,12 +603,12 @@ class NodeSearch:
         outer = self._outer
         self.candidates = min(4 * self.candidates, max(self._arm.candidates, _MOST_NODES))
         vector = outer.vectors.of(self._place, self._source.store) if self._asked.takes_vectors else None
-        arm = replace(
-            self._arm, candidates=self.candidates, in_nodes=False, has_own_vector=False, has_limit=False, part=1
+        arm = self._arm._replace(
+            candidates=self.candidates, in_nodes=False, has_own_vector=False, has_limit=False, part=1
         )
         shape = Shape((arm,), self.candidates, outer.shape.metric, has_vector=vector is not None, form="keys")
-        request = replace(
-            outer.request, shape=shape, arms=(replace(self._asked, node_group=None),), is_filtered=False, values={}
+        request = outer.request._replace(
+            shape=shape, arms=(self._asked._replace(node_group=None),), is_filtered=False, values={}
         )
         search = Search(outer._context, request, outer.question, Vectors(vector), {})
         source = Source(self._nodes)
@@ -618,7 +623,7 @@ class NodeSearch:
             own = Filtered(row["condition"], filtered.arguments, row["row_keys"], row["n"], None, filtered.compared)
             search._filtered[self._nodes] = own
             search.values["filter"] = filtered.arguments
-            source = replace(source, condition=own.condition)
+            source = source._replace(condition=own.condition)
         source = search.add(source, 1, 1)
         row, _ = search.run([source])
         if outer.request.explains:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ml_rag.backend.retrieval.arms import KINDS, Kind, Unit
 from ml_rag.backend.retrieval.sqltext import literal
@@ -19,8 +18,7 @@ SPARE = 4
 MOST_FETCHED = 700
 
 
-@dataclass(frozen=True, slots=True)
-class Arm:
+class Arm(NamedTuple):
     """One way to search. ``search``: the name of its kind."""
 
     search: str
@@ -54,8 +52,7 @@ class Arm:
         return (self.name or self.search).replace(" ", "")
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """What of a request the text of its statement depends on."""
 
     arms: tuple[Arm, ...]
@@ -94,8 +91,7 @@ class Search(Protocol):
         the distance to the question, and the unit of the arm where that is another one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Near:
+class Near(NamedTuple):
     """The nearest rows of a store: by ``index``; ``exact``, by an expression that no index serves; or ``total``, which
     settles equal distances too, at the cost of rounding each."""
 
@@ -121,8 +117,8 @@ class Near:
     def further(self, n: int) -> Near:
         """Where more rows share the last place."""
         if self.limit > MOST_FETCHED:
-            return replace(self, sort="total", limit=n, quantization=None)
-        return replace(self, limit=self.limit * 4)
+            return self._replace(sort="total", limit=n, quantization=None)
+        return self._replace(limit=self.limit * 4)
 
     @property
     def rescored(self) -> int:
@@ -136,8 +132,7 @@ class Near:
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
+class Words(NamedTuple):
     """Rows that the keyword index has found: the columns that tell its rows apart, their types, and the table."""
 
     key: tuple[str, ...]
@@ -149,8 +144,7 @@ class Words:
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class Nodes:
+class Nodes(NamedTuple):
     """Segments whose nodes an arm has found in a node group."""
 
     #: as it is written into a statement
@@ -168,17 +162,18 @@ class Nodes:
         return text
 
 
-@dataclass(frozen=True, slots=True)
 class Given:
-    """Hits that were found elsewhere, as JSON."""
+    """Hits that were found elsewhere, as JSON: ``GIVEN``, the only one, for plans are kept by it."""
 
     def fragment(self, rows: Rows, i: int, source: Source, arm: Arm, place: int) -> str:
         text: str = rows.given(i, arm, place)
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+GIVEN = Given()
+
+
+class Source(NamedTuple):
     """A store, and how each arm searches it; None = it cannot."""
 
     store: Store
@@ -205,8 +200,7 @@ class Source:
         return "(" + " UNION ALL ".join(f"SELECT {columns} FROM {leaf}" for leaf in self.leaves) + ")"
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(NamedTuple):
     text: str
     #: names of its parameters, each with its type
     slots: dict[str, str]

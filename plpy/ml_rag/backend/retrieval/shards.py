@@ -4,7 +4,6 @@ partitions that are here; the best of all are what the arm finds. Words are scor
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from math import isfinite
 from typing import Any
 
@@ -116,7 +115,7 @@ class Asking:
         hits = "[]"
         facts: dict[str, Any] = {}
         if leaves:
-            inner = replace(self._source, leaves=tuple(leaves))
+            inner = self._source._replace(leaves=tuple(leaves))
             hits, facts = search.here(inner, self._arm, self._asked, corpus)
         unit = self._arm.unit
         value = {"score": "keyword_score", "own": "score"}.get(unit.column, unit.column)

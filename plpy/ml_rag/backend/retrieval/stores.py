@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_rag.backend.statements import Statements
 
 _INTEGERS = ("smallint", "integer", "bigint")
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(NamedTuple):
     """A distance metric, a row of ml_rag.metric."""
 
     name: str
@@ -22,8 +20,7 @@ class Metric:
     is_complement: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Embedding:
+class Embedding(NamedTuple):
     """Vectors that an arm compares in place of the store's own: of a node group, or a column of the store."""
 
     model: str | None
@@ -32,8 +29,7 @@ class Embedding:
     dimensions: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Tuned:
+class Tuned(NamedTuple):
     """ml_rag._tuned: settings that searches of an index take, and what was measured with them, of how many rows."""
 
     ef_search: int | None = None
@@ -43,8 +39,7 @@ class Tuned:
     tuned_rows: int | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Store:
+class Store(NamedTuple):
     """A vector store, its columns by their logical names: the record ml_rag.store, and what a search of it depends on.
 
     It is the same object as long as nothing of it changes in the catalog, so that plans can be kept by it.
@@ -88,13 +83,18 @@ class Store:
     #: columns that stand in the metadata of hits
     key: tuple[str, ...] = ()
 
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
     @property
     def embedding(self) -> Embedding:
         return Embedding(self.embed_model_id, self.segment_embedding, self.embedding_type, self.dimensions)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """What a call says of the stores that it searches: the arguments of ml_rag.discover."""
 
     names: tuple[str, ...] | None = None

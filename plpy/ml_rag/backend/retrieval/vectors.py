@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from ml_rag.backend.embed import read_bytes
@@ -29,17 +28,23 @@ _run = Statements(
 )
 
 
-@dataclass(slots=True)
 class Vectors:
     """``question``: what distances are measured from. ``own``: of arms, by place and model; None = the model of the
     question. ``embeddings``: what arms compare in stores, by place and relation, where that is not the store's own;
     None = it has none of the name."""
 
-    question: str | None = None
-    own: dict[tuple[int, str | None], str] = field(default_factory=dict)
-    embeddings: dict[tuple[int, int], Embedding | None] = field(default_factory=dict)
-    #: how much of a text the models take in: of the question, and by place of arms with an embedding of theirs
-    read_bytes: dict[int, float | None] = field(default_factory=dict)
+    def __init__(self, question: str | None = None, own: dict[tuple[int, str | None], str] | None = None) -> None:
+        self.question, self.own = question, own or {}
+        self.embeddings: dict[tuple[int, int], Embedding | None] = {}
+        #: how much of a text the models take in: of the question, and by place of arms with an embedding of theirs
+        self.read_bytes: dict[int, float | None] = {}
+        self._dimensions: dict[str, int] = {}
+
+    def dimensions(self, text: str) -> int:
+        """Of a vector."""
+        if text not in self._dimensions:
+            self._dimensions[text] = text.count(",") + 1
+        return self._dimensions[text]
 
     def of(self, place: int, store: Store) -> str | None:
         """What an arm searches a store with."""
@@ -109,7 +114,8 @@ def make(
     plpy: Any, request: Request, question: str, stores: list[Store], vector: str | None, stage: Callable[[str], None]
 ) -> Vectors:
     """The vectors of a call; ``vector``: of the question, where it is given. ``stage`` is told each model."""
-    made = Vectors(vector, embeddings=embeddings(plpy, request.arms, stores))
+    made = Vectors(vector)
+    made.embeddings = embeddings(plpy, request.arms, stores)
     main = request.wanted.model or stores[0].embed_model_id
     wanted: dict[str | None, dict[tuple[int, str | None], tuple[str, ...]]] = {}
     if vector is None and request.needs_embedding:
