@@ -26,7 +26,8 @@ CREATE TABLE ml_rag_internal.keyword_row (
   tokens jsonb,                             -- token: how often; kept where statistics are of the visible rows
   PRIMARY KEY (store, id)
 );
-CREATE INDEX ON ml_rag_internal.keyword_row (store, key);
+-- with the number, so that rows are looked up in it alone
+CREATE INDEX ON ml_rag_internal.keyword_row (store, key) INCLUDE (id);
 CREATE TABLE ml_rag_internal.keyword_new (
   store  regclass NOT NULL,
   id     bigint NOT NULL,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import re
 from typing import Any, NamedTuple
 
+from ml_rag.backend.retrieval.request import KEPT, LONGEST
 from ml_rag.backend.retrieval.sqltext import identifier
 from ml_rag.backend.retrieval.stores import Store, record
 from ml_rag.backend.statements import Statements
@@ -13,12 +16,8 @@ from ml_rag.backend.statements import Statements
 _run = Statements(
     {
         "filter": (
-            "SELECT f.condition, f.arguments, greatest(0, c.reltuples)::float8 AS n FROM pg_class AS c,"
-            " ml_rag.filter(jsonb_populate_record(NULL::ml_rag.store, $1), $2) AS f WHERE c.oid = $3",
-            *("jsonb", "jsonb", "oid"),
-        ),
-        "condition": (
-            "SELECT f.condition FROM ml_rag.filter(jsonb_populate_record(NULL::ml_rag.store, $1), $2, $3) AS f",
+            "SELECT f.condition, f.arguments"
+            " FROM ml_rag.filter(jsonb_populate_record(NULL::ml_rag.store, $1), $2, $3) AS f",
             *("jsonb", "jsonb", "text"),
         ),
         "rows": ("SELECT greatest(0, c.reltuples)::float8 AS n FROM pg_class AS c WHERE c.oid = $1", "oid"),
@@ -82,8 +81,9 @@ class Lookup(NamedTuple):
 
 def of_store(plpy: Any, store: Store, options: str, stage: str, n: int, *, is_estimated: bool) -> Filtered:
     """``stage``: search or keyword; ``n``: candidates; ``is_estimated``: whether a sample may say how many pass."""
-    found = _run(plpy, "filter", json.dumps(record(store)), options, store.relation)[0]
-    made = Filtered(found["condition"], found["arguments"], None, None, None, _compared_rows(found["n"], n))
+    condition, arguments = _compiled(plpy, store, options, "$3")
+    rows: float = _run(plpy, "rows", store.relation)[0]["n"]
+    made = Filtered(condition, arguments, None, None, None, _compared_rows(rows, n))
     if not store.is_table or not made.condition:
         return made
     estimated = None
@@ -94,8 +94,8 @@ def of_store(plpy: Any, store: Store, options: str, stage: str, n: int, *, is_es
         row = _run(plpy, "estimated", json.dumps(record(store)), counted, made.arguments)[0]
         estimated = row["n"]
         if stage == "keyword" and estimated is not None:
-            finding = min(0.5 * found["n"], math.inf if row["is_scanned"] else 18 * estimated)
-            made = made._replace(likely=_likely_rows(found["n"], n, estimated, finding))
+            finding = min(0.5 * rows, math.inf if row["is_scanned"] else 18 * estimated)
+            made = made._replace(likely=_likely_rows(rows, n, estimated, finding))
     # counted where few pass, or it is not known
     if made.likely is None and not (stage == "search" and estimated is not None and estimated > made.compared):
         row = _run(plpy, "passing", json.dumps(record(store)), made.condition, made.arguments)[0]
@@ -131,15 +131,29 @@ def _likely_rows(rows: float, n: int, passing: float, finding: float) -> int | N
 
 def condition(plpy: Any, store: Store, options: str, parameter: str) -> str:
     """The condition in terms of another parameter."""
-    found: str = _run(plpy, "condition", json.dumps(record(store)), options, parameter)[0]["condition"]
+    return _compiled(plpy, store, options, parameter)[0]
+
+
+def _compiled(plpy: Any, store: Store, options: str, parameter: str) -> tuple[str, list[str]]:
+    """Condition and arguments of ml_rag.filter: kept for short options, as applications repeat them."""
+    compiled = _compile if len(options) <= LONGEST else _compile.__wrapped__
+    found: tuple[str, list[str]] = compiled(plpy, store, options, parameter)
     return found
+
+
+@functools.lru_cache(KEPT)
+def _compile(plpy: Any, store: Store, options: str, parameter: str) -> tuple[str, list[str]]:
+    found = _run(plpy, "filter", json.dumps(record(store)), options, parameter)[0]
+    return found["condition"], found["arguments"]
 
 
 def warn(plpy: Any, stores: list[Store], options: str) -> None:
     """Say which keys of filters may be misspelt."""
     records = json.dumps([record(store) for store in stores])
-    _run(plpy, "warn", records, options)
-    _run(plpy, "warn of keys", records, options)
+    if not all(store.has_json for store in stores):
+        _run(plpy, "warn", records, options)
+    if re.search('"(ne|nin|not|exists)"|null', options):
+        _run(plpy, "warn of keys", records, options)
 
 
 def first_lookup(plpy: Any, store: Store, filtered: Filtered | None, n: int) -> Lookup:
