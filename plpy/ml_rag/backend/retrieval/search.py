@@ -203,7 +203,8 @@ class Search:
     def _in_parts(self, source: Source) -> Source:
         store = source.store
         missing = self._missing.get(store)
-        found = dict(_run(self._plpy, "parts", json.dumps(record(store) | {"missing": missing}), _MANY_PARTS)[0])
+        given = json.dumps(record(store) | {"missing": missing})
+        found = discovery.at_moment(("parts", given), lambda: dict(_run(self._plpy, "parts", given, _MANY_PARTS)[0]))
         if found["kind"] == "p":
             _run(self._plpy, "lock partitions", store.relation)  # no shard comes or goes from here on
         self._kinds[store] = found
@@ -391,6 +392,8 @@ class Search:
         """What the shards of a store and its other partitions find, as JSON text; None = its rows are read here."""
         is_keyword = arm.kind == KEYWORD
         is_distributed = self.kind(source.store) == "distributed"
+        if not is_distributed and self._kinds.get(source.store, {}).get("has_shards") is False:
+            return None
         place_of = place, source.store.relation
         embedding = self.vectors.embeddings.get(place_of)
         if place_of in self.vectors.embeddings and (embedding is None or not is_distributed):

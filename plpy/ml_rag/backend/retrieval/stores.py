@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ml_rag.backend.statements import Statements
@@ -277,8 +278,9 @@ _known: dict[Any, Store | None] = {}
 _MOST_KNOWN, _MOST_FOUND = 1000, 64
 #: as Python writes it; what a longer one finds is not kept
 _LONGEST_WANTED = 10_000
-#: what calls found at the last moment
+#: what calls found, and looked up beside it, at the last moment
 _found: dict[Wanted, list[Store]] = {}
+_seen: dict[Any, Any] = {}
 _moment: str | None = None
 #: roles that some caller of this session did not trust
 _strangers: set[int] = set()
@@ -295,12 +297,24 @@ def discover(plpy: Any, schema: str, wanted: Wanted) -> list[Store]:
     if moment is None or moment != _moment:
         _moment = moment
         _found.clear()
+        _seen.clear()
     if wanted in _found:
         return list(_found[wanted])
     found = _discover(run, plpy, wanted)
     if moment is not None and len(_found) < _MOST_FOUND and len(repr(wanted)) <= _LONGEST_WANTED:
         _found[wanted] = found
     return list(found)
+
+
+def at_moment(key: Any, look_up: Callable[[], Any]) -> Any:
+    """What ``look_up`` finds in the catalog, kept as what ``discover`` finds is: until something commits. What it finds
+    later than that is kept only as long as nothing has committed since ``discover``, and so is of its moment."""
+    if key in _seen:
+        return _seen[key]
+    found = look_up()
+    if _moment is not None and len(_seen) < _MOST_FOUND:
+        _seen[key] = found
+    return found
 
 
 def _discover(run: Statements, plpy: Any, wanted: Wanted) -> list[Store]:
