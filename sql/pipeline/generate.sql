@@ -1,21 +1,16 @@
 -- generate: prompt to text.
 
-CREATE FUNCTION ml_rag._generate_text(prompt text, options jsonb, hits ml_rag.hit[], prompt_options jsonb,
-  conversation jsonb DEFAULT NULL, abstain boolean DEFAULT false, row_stores text[] DEFAULT '{}',
-  OUT text text, OUT prompt_tokens integer, OUT generated_tokens integer, OUT messages jsonb, OUT finish_reason text)
+CREATE FUNCTION ml_rag._write(prompt text, options jsonb, hits ml_rag.hit[], prompt_options jsonb, rag jsonb DEFAULT NULL,
+  row_stores text[] DEFAULT '{}') RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: ml_rag.generate, with how many tokens it took and why it ended; null if the model server does not say
--- conversation: {"history", "history_tokens", "return_prompt", "embed_model", "known_cosines"}
--- messages: the prompt, where return_prompt is true
+-- purpose: what backend/answer.py writes to a prompt from the hits; rag: what it is to know of the call of ml_rag
 -- row_stores: those whose metadata stand in the prompt by default
--- text: null if abstain and no sentence of an extractive answer has min_support
 DECLARE
   _options jsonb := ml_rag.parse_options('ml_generate', options);
   _model text := coalesce(_options ->> 'model_id', ml_rag._default_model());
   _prompt_options jsonb := ml_rag._parse_prompt_options(prompt_options);
   _wanted jsonb := _prompt_options -> 'metadata';
   _documents jsonb;
-  _answer jsonb;
 BEGIN
   IF coalesce(prompt, '') !~ '\S' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the prompt is empty';
@@ -36,32 +31,10 @@ BEGIN
     _documents := coalesce(_documents, '[]')
       || jsonb_build_array(jsonb_build_object('document_name', 'context', 'text', _options -> 'context'));
   END IF;
-  _answer := ml_rag._python('generate', jsonb_build_array(jsonb_build_object('prompt', prompt, 'documents', _documents, 'options',
-    jsonb_build_object('model_id', _model) || (_options - 'context'),
-    'prompt_options', _prompt_options - 'metadata', 'citations', cardinality(hits), 'conversation', CASE WHEN _model = 'extractive'
-      THEN jsonb_build_object('embed_model', ml_rag._get_setting('embed_model_id')) || coalesce(conversation, '{}')
-      ELSE conversation - '{embed_model,known_cosines}'::text[] END)));
-  IF (_answer ->> 'documents_used')::integer < (_answer ->> 'documents_given')::integer THEN
-    RAISE WARNING USING ERRCODE = '01000',
-      MESSAGE = format('the answer is based on only %s of %s citations', _answer ->> 'documents_used',
-        _answer ->> 'documents_given'),
-      DETAIL = 'The last ones do not fit the context of the generation model.',
-      HINT = 'Lower "n_citations" or "segment_overlap", or choose a model with a larger context in "model_options".';
-  END IF;
-  text := _answer ->> 'text';
-  IF (_answer ->> 'support')::float8 < (_answer ->> 'min_support')::float8 THEN
-    IF abstain THEN
-      text := NULL;
-    ELSE
-      RAISE WARNING USING ERRCODE = '01000', MESSAGE = 'no sentence answers the question well',
-        DETAIL = format('The support of the best one is %s, and "min_support" is %s.', _answer ->> 'support', _answer ->> 'min_support'),
-        HINT = 'With "abstain" the answer is the abstain text; a lower "min_support" in "model_options" accepts it.';
-    END IF;
-  END IF;
-  messages := nullif(_answer -> 'prompt', 'null');
-  prompt_tokens := (_answer ->> 'prompt_tokens')::integer;
-  generated_tokens := (_answer ->> 'generated_tokens')::integer;
-  finish_reason := _answer ->> 'finish_reason';
+  RETURN ml_rag._python('write', jsonb_build_array(jsonb_build_object('prompt', prompt, 'documents', _documents,
+    'options', jsonb_build_object('model_id', _model) || (_options - 'context'), 'prompt_options', _prompt_options - 'metadata',
+    'citations', cardinality(hits), 'rag', rag,
+    'embed_model', CASE WHEN _model = 'extractive' THEN ml_rag._get_setting('embed_model_id') END)));
 END
 $$;
 
@@ -71,7 +44,7 @@ CREATE FUNCTION ml_rag.generate(
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the stage: the answer to a prompt, from the hits (best first) where there are any
 BEGIN
-  RETURN (SELECT g.text FROM ml_rag._generate_text(prompt, options, hits, prompt_options) AS g);
+  RETURN ml_rag._write(prompt, options, hits, prompt_options) ->> 'text';
 @CATCH@
 END
 $$;

@@ -10,40 +10,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._ground(answer text, request ml_rag.request, hits ml_rag.hit[], OUT text text, OUT grounding jsonb)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: options grounding, min_support and remove_unsupported: what remains of an answer (null: it abstains) and its check
-DECLARE
-  _options jsonb := ml_rag.parse_options('ml_check_grounding', request.options -> 'grounding');
-  _texts text[] := ARRAY(SELECT hits[i].segment FROM generate_subscripts(hits, 1) AS i ORDER BY i);
-  _abstain boolean := (request.options -> 'abstain')::boolean;
-  _least float8 := (request.options ->> 'min_support')::float8;
-  _removes boolean := coalesce((request.options -> 'remove_unsupported')::boolean, false);
-BEGIN
-  text := answer;
-  grounding := ml_rag._check_grounding(answer, _texts, _options, request.question);
-  IF _removes AND grounding ->> 'supported_text' <> answer THEN
-    text := grounding ->> 'supported_text';
-    IF text = '' AND _abstain THEN
-      text := NULL;
-    ELSIF text <> '' THEN
-      grounding := ml_rag._check_grounding(text, _texts, _options, request.question);
-    END IF;
-  END IF;
-  grounding := grounding - 'supported_text';
-  IF (grounding ->> 'support_score')::float8 < _least OR text = '' THEN
-    IF _abstain THEN
-      text := NULL;
-    ELSE
-      RAISE WARNING USING ERRCODE = '01000', MESSAGE = 'the citations do not support the answer well',
-        DETAIL = CASE text WHEN '' THEN 'No sentence of it is supported.'
-          ELSE format('Its support is %s, and "min_support" is %s.', grounding ->> 'support_score', _least) END,
-        HINT = 'With "abstain" the answer is the abstain text. retrieval_info.grounding shows the support of each sentence.';
-    END IF;
-  END IF;
-END
-$$;
-
 CREATE FUNCTION @extschema@.ml_check_grounding(answer text, facts jsonb, options jsonb DEFAULT NULL) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: an answer and facts as JSON to what supports it

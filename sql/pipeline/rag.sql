@@ -124,66 +124,45 @@ $$;
 CREATE FUNCTION ml_rag._complete(request ml_rag.request, INOUT retrieval ml_rag.retrieval, OUT text text, OUT tokens jsonb,
   OUT messages jsonb, OUT finish_reason text, OUT grounding jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the text of an answer: generated from the hits, or the abstain text; tokens: how many it took; finish_reason: why it
--- ended; messages: the prompt, where option return_prompt is there; grounding: the check of the text, where options ask for one.
+-- purpose: the text of an answer: written from the hits, or the abstain text; the rest as backend/answer.py has it.
 -- Raised is that nothing was found where the call does not abstain
 DECLARE
-  _generated record;
-  _grounded record;
+  _options jsonb := request.options;
+  _model text := coalesce(_options #>> '{model_options,model_id}', ml_rag._default_model());
+  _written jsonb;
 BEGIN
   IF retrieval.missing IS NOT NULL THEN
-    IF NOT (request.options -> 'abstain')::boolean THEN
+    IF NOT (_options -> 'abstain')::boolean THEN
       PERFORM ml_rag._raise(retrieval.missing);
     END IF;
-    text := coalesce(request.options ->> 'abstain_text', ml_rag._get_setting('abstain_text'));
+    text := coalesce(_options ->> 'abstain_text', ml_rag._get_setting('abstain_text'));
     RETURN;
   END IF;
-  IF request.options #>> '{model_options,model_id}' IS NULL THEN
-    request.options := request.options || jsonb_build_object('model_options',
-      coalesce(request.options -> 'model_options', '{}') || jsonb_build_object('model_id', ml_rag._default_model()));
-  END IF;
-  PERFORM ml_rag._stage(request.call, 'generate', request.options #>> '{model_options,model_id}');
-  -- what is changed or checked after it was written has to be there as a whole
-  IF request.explain OR request.options ?| '{grounding,min_support,remove_unsupported,return_prompt}'
-    OR request.options -> 'model_options' ? 'json_schema' OR request.options #>> '{model_options,model_id}' = 'extractive' THEN
-    request.options := request.options - 'hold';
-  END IF;
-  IF retrieval.method = 'document_order' THEN
-    _generated := ml_rag._summarize(request, retrieval.hits);
-  ELSE
-    -- a question that was rewritten stands alone; where it has lost conditions, the model reads it as it was asked
-    _generated := ml_rag._generate_text(coalesce((request.rewritten).asked, request.question), request.options -> 'model_options',
-      retrieval.hits, request.options -> 'prompt', jsonb_strip_nulls(jsonb_build_object('return_prompt', request.options -> 'return_prompt',
-          'embed_model', retrieval.stores[1].embed_model_id, 'hold', request.options -> 'hold', 'known_cosines',
-          CASE WHEN request.options @> '{"model_options": {"model_id": "extractive"}}'
-              AND NOT request.options @> '{"model_options": {"task": "summarization"}}'
-            THEN ml_rag._known_cosines(request, retrieval.stores, retrieval.hits) END)
-        || CASE WHEN (request.rewritten).question IS NULL OR (request.rewritten).asked IS NOT NULL THEN jsonb_build_object(
-          'history', request.options #> '{query_options,history}',
-          'history_tokens', request.options #> '{query_options,history_tokens}') ELSE '{}' END),
-      (request.options -> 'abstain')::boolean, ARRAY(
-        -- those of rows of tables with a vectorizer: their markers name columns
-        SELECT s.vector_store FROM unnest(retrieval.stores) AS s CROSS JOIN ml_rag._embedding_comment(s) AS d (comment)
-        WHERE coalesce(ml_rag._marked_key(d.comment, 'KEY'), ml_rag._marked_key(d.comment, 'ROW')) IS NOT NULL ORDER BY 1));
-    messages := _generated.messages;
-  END IF;
-  text := _generated.text;
-  finish_reason := _generated.finish_reason;
-  tokens := jsonb_build_object('prompt', _generated.prompt_tokens, 'generated', _generated.generated_tokens);
-  -- a program that asks in place of this call has it counted by the model server
-  IF (messages ? 'completion') IS NOT TRUE THEN
-    retrieval.trace := retrieval.trace || ROW('generate', clock_timestamp(), NULL)::ml_rag.step;
-  END IF;
-  IF text IS NOT NULL AND request.options ?| '{grounding,min_support,remove_unsupported}' THEN
-    _grounded := ml_rag._ground(text, request, retrieval.hits);
-    text := _grounded.text;
-    grounding := _grounded.grounding;
-    retrieval.trace := retrieval.trace || ROW('ground', clock_timestamp(), NULL)::ml_rag.step;
-  END IF;
+  PERFORM ml_rag._stage(request.call, 'generate', _model);
+  -- a question that was rewritten stands alone; where it has lost conditions, the model reads it as it was asked
+  _written := ml_rag._write(coalesce((request.rewritten).asked, request.question),
+    coalesce(_options -> 'model_options', '{}') || jsonb_build_object('model_id', _model), retrieval.hits, _options -> 'prompt',
+    jsonb_build_object('call', request.call, 'question', request.question, 'asked', _options - 'query_embedding',
+      'explains', request.explain, 'summarizes', retrieval.method = 'document_order', 'is_summary', (request.rewritten).is_summary,
+      'stands_alone', (request.rewritten).question IS NOT NULL AND (request.rewritten).asked IS NULL,
+      'embed_model', retrieval.stores[1].embed_model_id,
+      'known_cosines', CASE WHEN _model = 'extractive' AND NOT _options @> '{"model_options": {"task": "summarization"}}'
+        THEN ml_rag._known_cosines(request, retrieval.stores, retrieval.hits) END)
+    || CASE WHEN _options ?| '{grounding,min_support,remove_unsupported}' THEN jsonb_build_object(
+      'grounding', ml_rag.parse_options('ml_check_grounding', _options -> 'grounding'),
+      'language', ml_rag.text_search_configuration(_options #>> '{grounding,language}')) ELSE '{}' END,
+    ARRAY(
+      -- those of rows of tables with a vectorizer: their markers name columns
+      SELECT s.vector_store FROM unnest(retrieval.stores) AS s CROSS JOIN ml_rag._embedding_comment(s) AS d (comment)
+      WHERE coalesce(ml_rag._marked_key(d.comment, 'KEY'), ml_rag._marked_key(d.comment, 'ROW')) IS NOT NULL ORDER BY 1));
+  SELECT w.* INTO text, tokens, messages, finish_reason, grounding
+  FROM jsonb_to_record(_written) AS w (text text, tokens jsonb, messages jsonb, finish_reason text, grounding jsonb);
+  retrieval.trace := retrieval.trace
+    || ARRAY(SELECT s FROM jsonb_populate_recordset(NULL::ml_rag.step, _written -> 'trace') AS s);
   IF text IS NULL THEN
     retrieval.hits := '{}';
   END IF;
-  text := coalesce(text, request.options ->> 'abstain_text', ml_rag._get_setting('abstain_text'));
+  text := coalesce(text, _options ->> 'abstain_text', ml_rag._get_setting('abstain_text'));
 END
 $$;
 

@@ -1,4 +1,4 @@
--- summarize: whole documents: their segments in document order, and a summary that has read each of them once.
+-- summarize: whole documents: their segments in document order (backend/answer.py writes their summary).
 
 CREATE FUNCTION ml_rag._segments_of(store ml_rag.store, options jsonb, most integer, longest bigint)
 RETURNS ml_rag.hit[]
@@ -91,59 +91,5 @@ BEGIN
     PERFORM ml_rag._warn_of_failures(_failures);
   END IF;
   skipped := ARRAY(SELECT f ->> 'store' FROM unnest(_failures) AS f);
-END
-$$;
-
-CREATE FUNCTION ml_rag._summarize(request ml_rag.request, hits ml_rag.hit[], OUT text text, OUT prompt_tokens integer,
-  OUT generated_tokens integer, OUT finish_reason text)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: a summary of the hits in their order. What exceeds the model's context is summarized in parts, each of as many segments
--- as fit, and the summaries of the parts are summarized in the same way, until there is one
-DECLARE
-  _options jsonb := ml_rag.parse_options('ml_generate', request.options -> 'model_options');
-  _prompt_options jsonb := ml_rag.parse_options('prompt', request.options -> 'prompt');
-  -- one that asks for a summary says nothing of what it should be about
-  _question text := CASE WHEN (request.rewritten).is_summary OR coalesce(ml_rag._python('asks_for_summary', jsonb_build_array(
-    request.question, request.options -> 'document_name')) = 'true', false) THEN '' ELSE request.question END;
-  _names text[] := ARRAY(SELECT coalesce(h.document_name, h.vector_store) FROM unnest(hits) AS h);
-  _texts text[] := ARRAY(SELECT h.segment FROM unnest(hits) AS h);
-  _most CONSTANT integer := 500;  -- texts of one request, which are sent again where they did not fit
-  _n integer := cardinality(hits);
-  _next integer;
-  _parts text[];
-  _part jsonb;
-BEGIN
-  prompt_tokens := 0;
-  generated_tokens := 0;
-  LOOP
-    _n := cardinality(_texts);
-    _next := 1;
-    _parts := '{}';
-    WHILE _next <= _n LOOP
-      PERFORM ml_rag._progress(request.call, '', 'summarizing', _next - 1, _n);
-      _part := ml_rag._python('generate', jsonb_build_array(jsonb_build_object('prompt', _question, 'documents', (
-          SELECT jsonb_agg(jsonb_build_object('document_name', d.name, 'text', d.text) ORDER BY d.place)
-          FROM unnest(_names[_next:_next + _most - 1], _texts[_next:_next + _most - 1]) WITH ORDINALITY AS d (name, text, place)),
-        'options', jsonb_build_object('model_id', ml_rag._default_model()) || _options || '{"task": "summarization"}',
-        'prompt_options', _prompt_options || '{"order": "best_first", "citation_style": "none"}', 'citations', 0)));
-      IF coalesce((_part ->> 'documents_used')::integer < 1, true) THEN
-        RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'unexpected reply from the model server',
-          DETAIL = 'It does not say how many documents the summary is of.';
-      END IF;
-      _parts := _parts || (_part ->> 'text');
-      _next := _next + (_part ->> 'documents_used')::integer;
-      prompt_tokens := prompt_tokens + coalesce((_part ->> 'prompt_tokens')::integer, 0);
-      generated_tokens := generated_tokens + coalesce((_part ->> 'generated_tokens')::integer, 0);
-      finish_reason := _part ->> 'finish_reason';
-    END LOOP;
-    PERFORM ml_rag._progress(request.call, '', 'summarizing', _n, _n);
-    EXIT WHEN cardinality(_parts) = 1;
-    -- each summary is as long as the model may read: then there is no shorter one
-    EXIT WHEN cardinality(_parts) >= _n AND _texts <> ARRAY(SELECT h.segment FROM unnest(hits) AS h);
-    _texts := ARRAY(SELECT p FROM unnest(_parts) AS p WHERE p ~ '\S');
-    _names := array_fill('summary'::text, ARRAY[cardinality(_texts)]);
-    EXIT WHEN cardinality(_texts) = 0;
-  END LOOP;
-  text := array_to_string(_parts, E'\n\n');
 END
 $$;

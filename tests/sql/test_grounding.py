@@ -147,34 +147,6 @@ def test_too_little_support(asker: Connection) -> None:
 
 
 @pytest.mark.usefixtures("store")
-@pytest.mark.parametrize(
-    ("text", "options", "left", "warns"),
-    [
-        ("Trains are free. Pigs fly. Hotels are paid in full.", {}, "Trains are free. Hotels are paid in full.", False),
-        ("Trains are free.", {"min_support": 0.9}, "Trains are free.", False),
-        ("Pigs fly.", {}, "", True),
-        ("Pigs fly.", {"abstain": True}, None, False),
-        ("Pigs fly. Trains are free.", {"min_support": 0.9, "remove_unsupported": False, "abstain": True}, None, False),
-        ("Pigs fly. Trains are free.", {"min_support": 0.9}, "Trains are free.", False),
-    ],
-)
-def test_what_is_left_of_an_answer(asker: Connection, text: str, options: Any, left: str | None, warns: bool) -> None:
-    given = json.dumps({"remove_unsupported": True, **options})
-    with warnings_of(asker) as warnings:
-        found = asker.execute(
-            "SELECT g.* FROM ml_rag._ground(%s, ml_rag._request('q', ml_rag._parse_rag_options(%s)),"
-            " ARRAY(SELECT h FROM jsonb_populate_recordset(NULL::ml_rag.hit, %s) AS h)) AS g",
-            (text, given, json.dumps([{"segment": segment} for segment in SEGMENTS])),
-        ).fetchone()
-    assert found is not None
-    assert found[0] == left
-    assert bool(warnings) == warns
-    if left:
-        # the check is that of the text that is left
-        assert found[1]["claims"][-1]["end_pos"] == len(left)
-
-
-@pytest.mark.usefixtures("store")
 def test_errors_of_the_options(asker: Connection) -> None:
     for options in (
         {"min_support": 2},

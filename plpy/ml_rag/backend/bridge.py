@@ -373,6 +373,18 @@ def check_grounding(
 
 
 @door
+def write(plpy: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """The text that a request of sql/pipeline/generate.sql asks for; see ``ml_rag.backend.answer``."""
+    from ml_rag.backend import answer
+
+    def check(text: str) -> dict[str, Any]:
+        rag, texts = request["rag"], [document["text"] for document in request["documents"]]
+        return check_grounding(plpy, text, texts, rag["question"], rag["grounding"], rag["language"])
+
+    return answer.write(plpy, functools.partial(generate, plpy), check, request)
+
+
+@door
 def highlights(plpy: Any, question: str, texts: list[str], language: str) -> list[Any]:
     """An array for each text; see ``ml_rag.backend.highlights``."""
     from ml_rag.backend import highlights as found
@@ -424,14 +436,6 @@ def why_not(plpy: Any, request: dict[str, Any], document: str, number: int | Non
     from ml_rag.backend import why
 
     return why.follow(plpy, request, document, number, page)
-
-
-@door
-def asks_for_summary(plpy: Any, question: str, names: list[str]) -> bool:
-    """Whether a question asks for nothing but a summary of documents of these names."""
-    from ml_rag.backend import documents
-
-    return documents.asks_for_summary(question, names, lambda: plpy.execute("SELECT 1"))
 
 
 def keyword(name: str = "keyword") -> ModuleType:
