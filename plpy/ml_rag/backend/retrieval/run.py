@@ -6,29 +6,26 @@ import json
 import re
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from ml_rag.backend import calls, rights
-from ml_rag.backend.retrieval import explain, filters, kept, reasons, vectors
+from ml_rag.backend.retrieval import explain, kept, vectors
 from ml_rag.backend.retrieval import request as requests
 from ml_rag.backend.retrieval import stores as discovery
 from ml_rag.backend.retrieval.arms import KEYWORD, SEMANTIC
-from ml_rag.backend.retrieval.functions import FunctionFailed
+from ml_rag.backend.retrieval.find import STORES, Failed, Finder, Found, ends
 from ml_rag.backend.retrieval.plan import widening
-from ml_rag.backend.retrieval.request import AskedArm, Request
-from ml_rag.backend.retrieval.search import BrokenIndex, Context, NoIndex, Search, Session
-from ml_rag.backend.retrieval.shape import GIVEN, Arm, Source, Words
-from ml_rag.backend.retrieval.shards import Silent
-from ml_rag.backend.retrieval.stores import Embedding, Store, record
+from ml_rag.backend.retrieval.request import Request
+from ml_rag.backend.retrieval.search import Context, Search, Session
+from ml_rag.backend.retrieval.stores import Embedding, Store
+from ml_rag.backend.retrieval.trace import Trace
 from ml_rag.backend.retrieval.vectors import Vectors
 from ml_rag.backend.sqlstate import sqlstate
 from ml_rag.backend.statements import Statements
 from ml_rag.errors import InvalidRequest, MlRagError
 from ml_rag.protocol import SUCCESS
 
-_STORES = "ARRAY(SELECT s FROM jsonb_populate_recordset(NULL::ml_rag.store, {}) AS s)"
-_STORE = "jsonb_populate_record(NULL::ml_rag.store, {})"
 _REQUEST = "jsonb_populate_record(NULL::ml_rag.request, {})"
 _run = Statements(
     {
@@ -37,12 +34,11 @@ _run = Statements(
             " ELSE $2 || jsonb_build_object('query_embedding', $3) END)",
             *("text", "jsonb", "text"),
         ),
-        "check names": (f"SELECT ml_rag._check_named($1, {_STORES.format('$2')})", "jsonb", "jsonb"),
-        "kept limit": (f"SELECT ml_rag._kept_limit({_STORES.format('$1')})::text AS kept", "jsonb"),
+        "check names": (f"SELECT ml_rag._check_named($1, {STORES.format('$2')})", "jsonb", "jsonb"),
         "no store": ("SELECT ml_rag._no_store($1)", "jsonb"),
         "silent": (
             f"SELECT to_jsonb(l.answering)::text AS stores, to_jsonb(l.missing)::text AS missing"
-            f" FROM ml_rag._leave_out_silent({_STORES.format('$1')}) AS l",
+            f" FROM ml_rag._leave_out_silent({STORES.format('$1')}) AS l",
             "jsonb",
         ),
         "rewrite": (
@@ -51,22 +47,22 @@ _run = Statements(
             " ELSE jsonb_build_object('document_name', r.document_names) END"
             " || CASE WHEN r.filters IS NULL THEN '{}' ELSE jsonb_build_object('filters',"
             " ml_rag._join_filters($2 -> 'filters', r.filters)) END)::text AS options"
-            f" FROM ml_rag._rewrite($1, $2 -> 'query_options', {_STORES.format('$3')}, $2, $4) AS r",
+            f" FROM ml_rag._rewrite($1, $2 -> 'query_options', {STORES.format('$3')}, $2, $4) AS r",
             *("text", "jsonb", "jsonb", "int4"),
         ),
         "change": ("SELECT ($1 || $2)::text AS record", "jsonb", "jsonb"),
         "read whole": (
             "SELECT to_jsonb(r.hits)::text AS hits, r.skipped"
-            f" FROM ml_rag._read_documents({_REQUEST.format('$1')}, {_STORES.format('$2')}) AS r",
+            f" FROM ml_rag._read_documents({_REQUEST.format('$1')}, {STORES.format('$2')}) AS r",
             *("jsonb", "jsonb"),
         ),
         "not found": (
-            f"SELECT ml_rag._not_found($1, {_STORES.format('$2')}, $3)::text AS error",
+            f"SELECT ml_rag._not_found($1, {STORES.format('$2')}, $3)::text AS error",
             *("jsonb", "jsonb", "int4"),
         ),
         "left out": ("SELECT ml_rag._with_left_out($1, $2)::text AS error", *("jsonb", "jsonb")),
         "warn of names": (
-            f"SELECT ml_rag._warn_of_unknown_names({_STORES.format('$1')}, $2,"
+            f"SELECT ml_rag._warn_of_unknown_names({STORES.format('$1')}, $2,"
             " ARRAY(SELECT h FROM jsonb_populate_recordset(NULL::ml_rag.hit, $3) AS h))",
             *("jsonb", "jsonb", "jsonb"),
         ),
@@ -86,26 +82,12 @@ _run = Statements(
             " ARRAY(SELECT h FROM jsonb_populate_recordset(NULL::ml_rag.hit, $2) AS h), $3, $6) AS h) AS r",
             *("text", "jsonb", "jsonb", "float8", "int4", "text"),
         ),
-        "failure of": (
-            f"SELECT ml_rag._failure_of({_STORE.format('$1')}, $2)::text AS failure",
-            *("jsonb", "text"),
-        ),
         "warn": ("SELECT ml_rag._warn_of_failures(ARRAY(SELECT f FROM jsonb_array_elements($1) AS f))", "jsonb"),
-        "name": ("SELECT ml_rag._relation_name($1)", "oid"),
-        "lock partitions": (
-            "SELECT ml_rag._lock_partitions(c.oid) FROM pg_class AS c WHERE c.oid = $1 AND c.relkind = 'p'",
-            "oid",
-        ),
-        "hold": ("SELECT ml_rag._hold(ml_rag._node_tables($1))", "oid"),
-        "lock_timeout": ("SELECT set_config('lock_timeout', $1, true)", "text"),
-        "short wait": ("SELECT ml_rag._limit_wait(1000) AS former",),
     }
 )
 
 
 _as_json = json.JSONEncoder(ensure_ascii=False).encode
-#: what was found is not there: a column, a table
-_GONE = ("42703", "42P01")
 
 
 class Unfit(MlRagError):
@@ -117,35 +99,10 @@ class Unfit(MlRagError):
         super().__init__("the call cannot be answered by one statement", detail=f"{why[0].upper()}{why[1:]}.")
 
 
-class Failed(MlRagError):
-    """An error of the call, as ml_rag._raise takes it."""
-
-    def __init__(self, error: dict[str, Any]) -> None:
-        super().__init__(error["message"], detail=error.get("detail"), hint=error.get("hint"))
-        self.sqlstate = error["sqlstate"]  # type: ignore[misc]
-
-
-class Again(Exception):
-    """The search is to be begun again."""
-
-
 class Text(NamedTuple):
     """Hits as JSON text."""
 
     text: str
-
-
-class Left(Exception):
-    """Stores that the call does not name are left out, its arguments: the others are searched without them."""
-
-
-class Found(NamedTuple):
-    """The row of a statement, and what it was made of."""
-
-    row: Any
-    sources: list[Source]
-    search: Search
-    settings: tuple[str, ...]
 
 
 def corpus(asked: dict[str, Any]) -> tuple[int, int, list[int]] | None:
@@ -170,19 +127,11 @@ class Retrieval:
         self._plpy, self._schema, self._session, self._call = plpy, schema, session, call
         self._context = Context(plpy, schema, session, keyword)
         self._began = time.time()
-        self._trace: list[dict[str, Any]] = []
-        self._missing: dict[Store, list[str]] = {}
+        self._trace = Trace(plpy, call)
+        self._finder = Finder(self._context, self._trace, self._discover)
         self._missing_shards: list[str] | None = None
-        self._failures: list[dict[str, Any]] = []
-        #: by place of an arm, the stores that it could not search for want of an index or a node group
-        self._without: dict[int, list[Store]] = {}
-        #: how often the search was begun again for an error that does not come again
-        self._retries = 0
-        #: stores whose keyword index cannot be used, and why
-        self._broken: dict[Store, str] = {}
         #: of the question, once it is known
         self._vector: str | None = None
-        self._step("begin")
 
     # -- the forms of an answer ---------------------------------------------------------------------------------------
 
@@ -206,9 +155,9 @@ class Retrieval:
         found = self._checked(request, question, vector)
         if not found.row["n"]:
             raise Failed(self._with_left_out(request, self._not_found(request, found)))
-        text = _document(request, found, form, self._skipped(found))
+        text = _document(request, found, form, self._finder.skipped(found))
         if self._call is not None:
-            steps = [(step["stage"], step["ended"]) for step in self._trace]
+            steps = [(step["stage"], step["ended"]) for step in self._trace.steps]
             calls.end(self._plpy, self._call, SUCCESS, steps, self._began, self._session.role)
         return text
 
@@ -260,8 +209,8 @@ class Retrieval:
                 retrieval |= self._read_whole(request, stores)
             else:
                 retrieval |= self._retrieved(request, question, stores, vector, told)
-            retrieval["stores"] = [self._record(store) for store in stores]
-        retrieval |= {"trace": self._trace, "missing_shards": self._missing_shards}
+            retrieval["stores"] = [self._finder.record(store) for store in stores]
+        retrieval |= {"trace": self._trace.steps, "missing_shards": self._missing_shards}
         hits = retrieval.pop("hits")
         # as it is: numbers have digits that Python would leave out
         text = hits.text if isinstance(hits, Text) else json.dumps(hits)
@@ -274,12 +223,12 @@ class Retrieval:
     def _retrieved(
         self, request: Request, question: str, stores: list[Store], vector: str | None, told: str
     ) -> dict[str, Any]:
-        found = self._find(request, question, stores, vector)
+        found = self._finder.find(request, question, stores, vector)
         row = found.row
         self._vector = found.search.values["vector"]
         method, threshold = _threshold(request, row)
         retrieval: dict[str, Any] = {"method": method, "threshold": threshold}
-        retrieval["skipped"] = self._skipped(found)
+        retrieval["skipped"] = self._finder.skipped(found)
         hits: str = row["hits"] or "[]"
         if told == "all":
             *rankings, ranked = json.loads(row["lists"])
@@ -294,7 +243,7 @@ class Retrieval:
         if not row["n"]:
             retrieval["missing"] = self._not_found(request, found)
         if request.names_documents:
-            _run(self._plpy, "warn of names", self._records(stores), request.options, hits)
+            _run(self._plpy, "warn of names", self._finder.records(stores), request.options, hits)
         if row["n"] and request.rerank is not None:
             hits = self._rerank(request, question, hits, retrieval, row["n"])
             if hits != "[]" and request.overlap and told != "all":
@@ -353,7 +302,7 @@ class Retrieval:
         if not question.strip() or (vector is not None and not re.search("[1-9]", vector)):
             self._check(request, question, vector)
         try:
-            return self._find(request, question, self._discover(request, question), vector)
+            return self._finder.find(request, question, self._discover(request, question), vector)
         except (self._plpy.SPIError, MlRagError):
             if vector is not None:
                 self._check(request, question, vector)
@@ -369,18 +318,18 @@ class Retrieval:
             known = frozenset().union(*(store.names for store in stores))
             models = {store.embed_model_id for store in stores} - {None}
             if not known.issuperset(names) or len(models) > 1:
-                _run(self._plpy, "check names", request.options, self._records(stores))
+                _run(self._plpy, "check names", request.options, self._finder.records(stores))
         if not stores:
             if request.wanted.model is not None and request.needs_embedding:
                 # a misspelt model is the likelier reason, and this says so
                 vectors.embed(self._plpy, request, [(question,)], request.wanted.model)
             _run(self._plpy, "no store", request.options)
         if request.is_partial:
-            found = _run(self._plpy, "silent", self._records(stores))[0]
+            found = _run(self._plpy, "silent", self._finder.records(stores))[0]
             missing = [own["missing"] for own in json.loads(found["stores"])]
-            self._missing = {store: own for store, own in zip(stores, missing, strict=True) if own}
+            self._finder.missing = {store: own for store, own in zip(stores, missing, strict=True) if own}
             self._missing_shards = found["missing"] and json.loads(found["missing"])
-        self._step("discover")
+        self._trace.step("discover")
         return stores
 
     def _rewrite(
@@ -389,14 +338,14 @@ class Retrieval:
         """The request, the question, and as JSON text what of ml_rag.request has changed."""
         from ml_rag.backend.retrieval.parts import rewritten_arms
 
-        row = _run(self._plpy, "rewrite", question, request.options, self._records(stores), self._call)[0]
+        row = _run(self._plpy, "rewrite", question, request.options, self._finder.records(stores), self._call)[0]
         rewritten = json.loads(row["rewritten"])
         question = rewritten["question"] or question
         arms = [json.loads(asked.record) | {"query_embedding": asked.vector} for asked in request.arms]
         fields = {"question": question, "rewritten": rewritten, "arms": rewritten_arms(arms, question, rewritten)}
         changed = f'{json.dumps(fields)[:-1]}, "options": {row["options"]}}}'
-        self._stage("discover")  # told anew: the stage that follows begins by itself only where none was told
-        self._step("rewrite")
+        self._trace.enter("discover")  # told anew: the stage that follows begins by itself only where none was told
+        self._trace.step("rewrite")
         record = _run(self._plpy, "change", request.record, changed)[0]["record"]
         values = self._plpy, self._schema, record, "hits"
         return requests.of_record(*values, has_vector=vector is not None, told=told), question, changed
@@ -413,286 +362,25 @@ class Retrieval:
         return asks_for_summary(question, options["document_name"], lambda: self._plpy.execute("SELECT 1"))
 
     def _read_whole(self, request: Request, stores: list[Store]) -> dict[str, Any]:
-        self._stage("read")
-        row = _run(self._plpy, "read whole", request.record, self._records(stores))[0]
+        self._trace.enter("read")
+        row = _run(self._plpy, "read whole", request.record, self._finder.records(stores))[0]
         found: dict[str, Any] = {"hits": Text(row["hits"]), "skipped": list(row["skipped"] or [])}
-        self._step("read")
-        _run(self._plpy, "warn of names", self._records(stores), request.options, row["hits"])
+        self._trace.step("read")
+        _run(self._plpy, "warn of names", self._finder.records(stores), request.options, row["hits"])
         if row["hits"] == "[]":
             found["missing"] = self._nothing(request, stores, len(found["skipped"]))
         return found | {"method": "document_order"}
-
-    def _find(self, request: Request, question: str, stores: list[Store], vector: str | None) -> Found:
-        try:
-            return self._find_in(request, question, stores, vector)
-        except (self._plpy.SPIError, MlRagError) as e:
-            # a search that had to wait for a change of a table to be over goes by what that has left
-            if sqlstate(e) in _GONE and (now := self._discover(request, question)) != stores:
-                return self._find_in(request, question, now, vector)
-            raise
-
-    def _find_in(self, request: Request, question: str, stores: list[Store], vector: str | None) -> Found:
-        if len(stores) == 1 or all(store.found == "named" for store in stores):
-            return self._embed_and_search(request, question, stores, vector)
-        # a store that the call does not name must not delay it: if it is locked, it is left out
-        former = _run(self._plpy, "short wait")[0]["former"]
-        try:
-            return self._embed_and_search(request, question, stores, vector)
-        finally:
-            _run(self._plpy, "lock_timeout", former)
-
-    def _embed_and_search(self, request: Request, question: str, stores: list[Store], vector: str | None) -> Found:
-        embeds = vector is None and request.needs_embedding
-        if embeds or any(store.found == "trusted" and (store.is_shared or not store.is_table) for store in stores):
-            stores = self._hold(request, stores)
-        made = vectors.make(self._plpy, request, question, stores, vector, lambda name: self._stage("embed", name))
-        self._step("embed")
-        if embeds:  # locks do not keep the owner of a schema from renaming it
-            stores = self._as_named_now(stores)
-        left = self._of_dimensions(request, stores, made)
-        while True:
-            try:
-                is_plain = not request.is_filtered and not any(arm.kind.looks_up for arm in request.shape.arms)
-                if is_plain and all(store.is_table for store in left):
-                    found = self._search(request, question, left, made)
-                else:  # what is found out before the statement is of the same moment
-                    wanted = list(left)
-                    found = rights.at_one_moment(
-                        self._plpy,
-                        lambda: self._search(request, question, wanted, made),  # noqa: B023
-                    )
-                break
-            except FunctionFailed as e:
-                raise Failed(e.args[0]) from None
-            except Again:
-                pass
-            except Left as e:
-                left = [store for store in left if store not in e.args]
-        for place, without in self._without.items():
-            self._warn_of(request.shape.arms[place - 1], request.arms[place - 1], without, is_all=False)
-        if self._failures:
-            _run(self._plpy, "warn", json.dumps(self._failures))
-        if request.is_filtered:
-            filters.warn(self._plpy, left, request.options)
-        self._explain_steps(request, found)
-        return found
-
-    def _search(self, request: Request, question: str, stores: list[Store], made: Vectors) -> Found:
-        search = Search(self._context, request, question, made, self._missing)
-        if request.has_own_limit:
-            kept = _run(self._plpy, "kept limit", self._records(stores))[0]["kept"]
-            search.values["max_distance"] = kept or search.values["max_distance"]
-        sources: list[Source] = []
-        for store in stores:
-            try:
-                sources.append(search.source(store))
-            except self._plpy.SPIError as e:
-                self._leave_out(store, stores, e)
-        sources = self._arms(search, sources, stores)
-        if request.shape.arm("keyword") is not None and not request.explains:
-            self._step("keyword")
-        if request.explains or request.has_functions or request.is_partial or request.rewrites:
-            self._stage("search")
-        try:
-            row, sources = search.run(sources)
-        except Silent as e:
-            store = next(store for store in stores if store.vector_store == e.args[0]["store"])
-            self._left(store, stores, e.args[0])
-            raise
-        except self._plpy.SPIError as e:
-            self._find_culprit(search, sources, stores, e)
-            raise
-        return Found(row, sources, search, self._context.settings)
-
-    def _arms(self, search: Search, sources: list[Source], stores: list[Store]) -> list[Source]:
-        has_found = False
-        self._without.clear()
-        for place, (arm, asked) in enumerate(zip(search.shape.arms, search.request.arms, strict=True), 1):
-            without: list[Store] = []
-            failures: list[dict[str, Any]] = []
-            for i, source in enumerate(sources, 1):
-                store = source.store
-                try:
-                    if arm.search == "keyword" and store in self._broken:
-                        raise BrokenIndex(self._broken[store])
-                    sources[i - 1] = search.add(source, place, i)
-                    continue
-                except NoIndex:
-                    without.append(store)
-                except BrokenIndex as e:
-                    failure = reasons.broken_index(self._plpy, store, e.message)
-                    if len(stores) == 1:
-                        raise Failed(failure) from None
-                    failures.append(failure)
-                except Silent as e:
-                    self._left(store, stores, e.args[0])
-                except self._plpy.SPIError as e:
-                    self._leave_out(store, stores, e)
-                sources[i - 1] = search.nothing(source, place, i)
-            searched = len(sources) - len(without) - len(failures)
-            if without:
-                # said once, when the search is not begun again
-                self._without[place] = without
-                if len(without) == len(stores):
-                    self._warn_of(arm, asked, without, is_all=True)
-            if not searched and failures and not has_found:
-                raise Failed(failures[0])
-            self._failures += [failure for failure in failures if failure not in self._failures]
-            has_found = has_found or searched > 0
-            why = "It has no keyword index."
-            if arm.in_nodes or asked.embedding is not None:
-                why = f"It has no such {'node group' if arm.in_nodes else 'embedding'}."
-            for store in without:
-                search.facts[arm.name, store.vector_store] = {"skipped": why}
-            for failure in failures:
-                search.facts[arm.name, failure["store"]] = {"skipped": failure["skipped"]}
-        return sources
-
-    def _warn_of(self, arm: Arm, asked: AskedArm, without: list[Store], *, is_all: bool) -> None:
-        """Say which stores an arm could not search; raises where these are all."""
-        if arm.in_nodes or asked.embedding is not None:
-            error = reasons.no_part(self._plpy, without, asked, arm.search, is_all=is_all)
-        else:
-            error = reasons.no_index(self._plpy, without, is_all=is_all)
-        if error is not None:
-            raise Failed(error)
-
-    def _hold(self, request: Request, stores: list[Store]) -> list[Store]:
-        """Nobody drops, renames or alters the stores until the end of the transaction: as ml_rag._hold."""
-        left = []
-        for store in stores:
-            try:
-                if not store.is_table or any(arm.node_group for arm in request.arms):
-                    _run(self._plpy, "lock partitions", store.relation)  # no partition comes or goes from here on
-                    _run(self._plpy, "hold", store.relation)
-                else:
-                    self._plpy.prepare(f"SELECT FROM ONLY {store.table}")
-                left.append(store)
-            except self._plpy.SPIError as e:
-                try:
-                    self._leave_out(store, stores, e)
-                except Left:
-                    continue
-        return self._as_named_now(left)
-
-    def _as_named_now(self, stores: list[Store]) -> list[Store]:
-        """The stores by the names that they have by now: a lock does not keep the owner of a schema from renaming it.
-
-        Raises the error of one that was dropped."""
-        names = discovery.written(self._plpy, [store.relation for store in stores])
-        if names == [store.table for store in stores]:
-            return stores
-        left = []
-        for store, name in zip(stores, names, strict=True):
-            if name is None and (store.found == "named" or len(stores) == 1):
-                _run(self._plpy, "name", store.relation)
-            left.append(store if name in (store.table, None) else store._replace(table=name))
-        return left
-
-    def _of_dimensions(self, request: Request, stores: list[Store], made: Vectors) -> list[Store]:
-        """The stores whose vectors can be compared; of the others those that the call does not name are left out."""
-        left = []
-        for store in stores:
-            failure = self._other_dimensions(request, store, made)
-            if failure is None:
-                left.append(store)
-                continue
-            if not request.skips_dimensions:
-                raise Failed(failure)
-            self._failures.append(failure)
-        if not left:
-            raise Failed(self._failures[0])
-        return left
-
-    def _other_dimensions(self, request: Request, store: Store, made: Vectors) -> dict[str, Any] | None:
-        """The failure of a store whose vectors have other dimensions than what an arm compares them with."""
-        for place, arm in enumerate(request.arms, 1):
-            text = made.of(place, store)
-            if not arm.takes_vectors or arm.node_group is not None or text is None:
-                continue
-            embedding = made.embeddings.get((place, store.relation), store.embedding)
-            length = made.dimensions(text)
-            if embedding is not None and embedding.dimensions is not None and embedding.dimensions != length:
-                failure: dict[str, Any] = reasons.other_dimensions(store, embedding.dimensions, length)
-                return failure
-        return None
-
-    # -- stores that fail ---------------------------------------------------------------------------------------------
-
-    def _leave_out(self, store: Store, stores: list[Store], error: Any) -> None:
-        """Raises the error of a store that the call names, or that is the only one; else Left."""
-        if ends(error) or sqlstate(error) == "40001" or store.found == "named" or len(stores) == 1:
-            self._as_named_now([store])
-            raise error
-        _, detail, hint, *_ = getattr(error, "spidata", None) or (None, None, None)
-        failure = reasons.failure(store.vector_store, sqlstate(error), str(error), detail, hint)
-        if sqlstate(error) == "22023" and re.match(
-            'invalid value for option "filters"|operator is not supported', str(error)
-        ):
-            # a value of filters that its column does not take: without the store the answer would be another one
-            hint = (
-                f'It is the filter on "{store.vector_store}"; name the stores to search in "vector_store", or leave'
-                " that one out."
-            )
-            raise Failed(failure | {"hint": hint})
-        self._left(store, stores, failure)
-
-    def _left(self, store: Store, stores: list[Store], failure: dict[str, Any]) -> None:
-        if store.found == "named" or len(stores) == 1:
-            raise Failed(failure)
-        self._failures.append(failure)
-        raise Left(store)
-
-    def _find_culprit(self, search: Search, sources: list[Source], stores: list[Store], error: Any) -> None:
-        """Which store an error of the statement comes from: each is searched by itself. Raises what follows from it."""
-        if ends(error) or sqlstate(error) == "40001":
-            raise error
-        left: list[Store] = []
-        for i, source in enumerate(sources, 1):
-            failure = self._failure_of(search, source, i)
-            if failure is None:
-                continue
-            store = source.store
-            words = [isinstance(one, Words) for one in source.searches]
-            if any(words) and re.match("22|38|F0|42704", failure["sqlstate"]):
-                # without the words: their index may have keys of another type than the table by now
-                others = tuple(GIVEN if isinstance(one, Words) else one for one in source.searches)
-                places = [place for place, is_words in enumerate(words, 1) if is_words]
-                search.values |= {f"hits_{place}_{i}": "[]" for place in places}
-                if self._failure_of(search, source._replace(searches=others), i) is None:
-                    self._broken[store] = failure["message"]
-                    raise Again
-            if store.found == "named" or len(stores) == 1:
-                self._as_named_now([store])
-                raise Failed(failure)
-            self._failures.append(failure)
-            left.append(store)
-        if len(left) == len(stores):
-            raise Failed(self._failures[0])
-        if left:
-            raise Left(*left)
-        if self._retries:
-            raise error
-        self._retries += 1  # what it was is over
-        raise Again
-
-    def _failure_of(self, search: Search, source: Source, i: int) -> dict[str, Any] | None:
-        """Why a store cannot be searched by itself."""
-        shape = search.shape._replace(told="")
-        text = search.alone(_alone(search.values, i)).text([source], shape)
-        failure = _run(self._plpy, "failure of", self._json(source.store), text)[0]["failure"]
-        return None if failure is None else json.loads(failure)
 
     # -- what follows the statement -----------------------------------------------------------------------------------
 
     def _rerank(self, request: Request, question: str, hits: str, retrieval: dict[str, Any], n: int) -> str:
         options = {name: value for name, value in (request.rerank or {}).items() if name != "min_score"}
-        self._stage("rerank", request.rerank_model or "")
+        self._trace.enter("rerank", request.rerank_model or "")
         values = question, hits, json.dumps(options, default=float), request.min_score, request.n_citations
         kinds = {arm.kind for arm in request.shape.arms}
         known = "complement" if request.shape.metric.is_complement else "distance"
         found = _run(self._plpy, "rerank", *values, "fused" if {SEMANTIC, KEYWORD} <= kinds else known)[0]
-        self._step("rerank", {"candidates": found["n"], "best_score": found["best"]})
+        self._trace.step("rerank", {"candidates": found["n"], "best_score": found["best"]})
         if not found["n"]:
             retrieval["missing"] = {
                 "sqlstate": "P0002",
@@ -711,7 +399,7 @@ class Retrieval:
         return found["hits"] or "[]"
 
     def _widen(self, request: Request, found: Found, hits: str) -> str:
-        self._stage("expand")
+        self._trace.enter("expand")
         shape = found.search.shape._replace(overlap=request.overlap, form="hits")
         made = kept.prepare(self._plpy, widening(shape, tuple(found.sources), self._schema))
         try:
@@ -726,7 +414,7 @@ class Retrieval:
             }
             _run(self._plpy, "warn", json.dumps([warning]))
             return hits
-        self._step("expand")
+        self._trace.step("expand")
         widened: str = row["hits"] or "[]"
         return widened
 
@@ -741,7 +429,7 @@ class Retrieval:
                 "hint": 'Raise "max_distance", or leave it out.',
             }
         stores = [source.store for source in found.sources]
-        return self._nothing(request, stores, len(self._skipped(found)))
+        return self._nothing(request, stores, len(self._finder.skipped(found)))
 
     def _with_left_out(self, request: Request, missing: dict[str, Any]) -> dict[str, Any]:
         """The same with the stores that the call did not search, as nobody named them."""
@@ -752,62 +440,9 @@ class Retrieval:
 
     def _nothing(self, request: Request, stores: list[Store], skipped: int) -> dict[str, Any]:
         error: dict[str, Any] = json.loads(
-            _run(self._plpy, "not found", request.options, self._records(stores), skipped)[0]["error"]
+            _run(self._plpy, "not found", request.options, self._finder.records(stores), skipped)[0]["error"]
         )
         return error
-
-    def _skipped(self, found: Found) -> list[str]:
-        """Names of stores that no arm could search."""
-        arms = [arm.name for arm in found.search.shape.arms]
-        facts = found.search.facts
-        searched = [
-            store.vector_store
-            for store in (source.store for source in found.sources)
-            if any("skipped" not in facts.get((arm, store.vector_store), {}) for arm in arms)
-        ]
-        names = [source.store.vector_store for source in found.sources]
-        names += [failure["store"] for failure in self._failures if failure["store"] not in names]
-        return [name for name in names if name not in searched]
-
-    # -- telling ------------------------------------------------------------------------------------------------------
-
-    def _explain_steps(self, request: Request, found: Found) -> None:
-        if not request.explains:
-            nearest = found.row.get("nearest")
-            self._step("search", {"nearest": nearest and float(nearest)})
-            return
-        self._trace += explain.steps(self._context, request, found, self._failures)
-
-    def _step(self, stage: str, facts: dict[str, Any] | None = None) -> None:
-        self._trace.append({"stage": stage, "ended": datetime.now(UTC), "facts": facts})
-
-    def _stage(self, name: str, model: str = "") -> None:
-        if self._call is not None:
-            calls.stage(self._plpy, self._call, name, model)
-
-    def _record(self, store: Store) -> dict[str, Any]:
-        return record(store) | {"missing": self._missing.get(store)}
-
-    def _json(self, store: Store) -> str:
-        return json.dumps(self._record(store))
-
-    def _records(self, stores: list[Store]) -> str:
-        return json.dumps([self._record(store) for store in stores])
-
-
-def ends(error: Any) -> bool:
-    """Whether the statement is over: cancelled, shut down."""
-    return sqlstate(error).startswith("57")
-
-
-def _alone(values: dict[str, Any], i: int) -> dict[str, Any]:
-    """The parameters of a statement of the one store that was number i."""
-    own = {
-        f"{name.removesuffix(f'_{i}')}_1": value
-        for name, value in values.items()
-        if re.fullmatch(rf"(keys|scores|candidates|hits)_\d+_{i}|row_keys_{i}", name)
-    }
-    return values | own
 
 
 def _threshold(request: Request, row: Any) -> tuple[str, str | None]:

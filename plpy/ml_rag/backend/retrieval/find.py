@@ -1,0 +1,393 @@
+"""What a request finds in its stores. Those that it does not name and that fail are left out, and it is begun again."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ml_rag.backend import rights
+from ml_rag.backend.retrieval import explain, filters, reasons, vectors
+from ml_rag.backend.retrieval import stores as discovery
+from ml_rag.backend.retrieval.functions import FunctionFailed
+from ml_rag.backend.retrieval.request import AskedArm, Request
+from ml_rag.backend.retrieval.search import BrokenIndex, Context, NoIndex, Search
+from ml_rag.backend.retrieval.shape import GIVEN, Arm, Source, Words
+from ml_rag.backend.retrieval.shards import Silent
+from ml_rag.backend.retrieval.stores import Store, record
+from ml_rag.backend.retrieval.trace import Trace
+from ml_rag.backend.retrieval.vectors import Vectors
+from ml_rag.backend.sqlstate import sqlstate
+from ml_rag.backend.statements import Statements
+from ml_rag.errors import MlRagError
+
+STORES = "ARRAY(SELECT s FROM jsonb_populate_recordset(NULL::ml_rag.store, {}) AS s)"
+_STORE = "jsonb_populate_record(NULL::ml_rag.store, {})"
+_run = Statements(
+    {
+        "kept limit": (f"SELECT ml_rag._kept_limit({STORES.format('$1')})::text AS kept", "jsonb"),
+        "failure of": (
+            f"SELECT ml_rag._failure_of({_STORE.format('$1')}, $2)::text AS failure",
+            *("jsonb", "text"),
+        ),
+        "warn": ("SELECT ml_rag._warn_of_failures(ARRAY(SELECT f FROM jsonb_array_elements($1) AS f))", "jsonb"),
+        "name": ("SELECT ml_rag._relation_name($1)", "oid"),
+        "lock partitions": (
+            "SELECT ml_rag._lock_partitions(c.oid) FROM pg_class AS c WHERE c.oid = $1 AND c.relkind = 'p'",
+            "oid",
+        ),
+        "hold": ("SELECT ml_rag._hold(ml_rag._node_tables($1))", "oid"),
+        "lock_timeout": ("SELECT set_config('lock_timeout', $1, true)", "text"),
+        "short wait": ("SELECT ml_rag._limit_wait(1000) AS former",),
+    }
+)
+#: what was found is not there: a column, a table
+_GONE = ("42703", "42P01")
+
+
+class Failed(MlRagError):
+    """An error of the call, as ml_rag._raise takes it."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(error["message"], detail=error.get("detail"), hint=error.get("hint"))
+        self.sqlstate = error["sqlstate"]  # type: ignore[misc]
+
+
+class Again(Exception):
+    """The search is to be begun again."""
+
+
+class Left(Exception):
+    """Stores that the call does not name are left out, its arguments: the others are searched without them."""
+
+
+class Found(NamedTuple):
+    """The row of a statement, and what it was made of."""
+
+    row: Any
+    sources: list[Source]
+    search: Search
+    settings: tuple[str, ...]
+
+
+class Finder:
+    """Of one call. ``discover``: its stores as they are now."""
+
+    def __init__(self, context: Context, trace: Trace, discover: Callable[[Request, str], list[Store]]) -> None:
+        self._plpy, self._context, self._trace, self._discover = context.plpy, context, trace, discover
+        #: of stores, the shards that do not answer
+        self.missing: dict[Store, list[str]] = {}
+        self.failures: list[dict[str, Any]] = []
+        #: by place of an arm, the stores that it could not search for want of an index or a node group
+        self._without: dict[int, list[Store]] = {}
+        #: how often the search was begun again for an error that does not come again
+        self._retries = 0
+        #: stores whose keyword index cannot be used, and why
+        self._broken: dict[Store, str] = {}
+
+    def find(self, request: Request, question: str, stores: list[Store], vector: str | None) -> Found:
+        try:
+            return self._find_in(request, question, stores, vector)
+        except (self._plpy.SPIError, MlRagError) as e:
+            # a search that had to wait for a change of a table to be over goes by what that has left
+            if sqlstate(e) in _GONE and (now := self._discover(request, question)) != stores:
+                return self._find_in(request, question, now, vector)
+            raise
+
+    def _find_in(self, request: Request, question: str, stores: list[Store], vector: str | None) -> Found:
+        if len(stores) == 1 or all(store.found == "named" for store in stores):
+            return self._embed_and_search(request, question, stores, vector)
+        # a store that the call does not name must not delay it: if it is locked, it is left out
+        former = _run(self._plpy, "short wait")[0]["former"]
+        try:
+            return self._embed_and_search(request, question, stores, vector)
+        finally:
+            _run(self._plpy, "lock_timeout", former)
+
+    def _embed_and_search(self, request: Request, question: str, stores: list[Store], vector: str | None) -> Found:
+        embeds = vector is None and request.needs_embedding
+        if embeds or any(store.found == "trusted" and (store.is_shared or not store.is_table) for store in stores):
+            stores = self._hold(request, stores)
+        enter = functools.partial(self._trace.enter, "embed")
+        made = vectors.make(self._plpy, request, question, stores, vector, enter)
+        self._trace.step("embed")
+        if embeds:  # locks do not keep the owner of a schema from renaming it
+            stores = self._as_named_now(stores)
+        left = self._of_dimensions(request, stores, made)
+        while True:
+            try:
+                is_plain = not request.is_filtered and not any(arm.kind.looks_up for arm in request.shape.arms)
+                if is_plain and all(store.is_table for store in left):
+                    found = self._search(request, question, left, made)
+                else:  # what is found out before the statement is of the same moment
+                    wanted = list(left)
+                    found = rights.at_one_moment(
+                        self._plpy,
+                        lambda: self._search(request, question, wanted, made),  # noqa: B023
+                    )
+                break
+            except FunctionFailed as e:
+                raise Failed(e.args[0]) from None
+            except Again:
+                pass
+            except Left as e:
+                left = [store for store in left if store not in e.args]
+        for place, without in self._without.items():
+            self._warn_of(request.shape.arms[place - 1], request.arms[place - 1], without, is_all=False)
+        if self.failures:
+            _run(self._plpy, "warn", json.dumps(self.failures))
+        if request.is_filtered:
+            filters.warn(self._plpy, left, request.options)
+        self._explain_steps(request, found)
+        return found
+
+    def _search(self, request: Request, question: str, stores: list[Store], made: Vectors) -> Found:
+        search = Search(self._context, request, question, made, self.missing)
+        if request.has_own_limit:
+            kept = _run(self._plpy, "kept limit", self.records(stores))[0]["kept"]
+            search.values["max_distance"] = kept or search.values["max_distance"]
+        sources: list[Source] = []
+        for store in stores:
+            try:
+                sources.append(search.source(store))
+            except self._plpy.SPIError as e:
+                self._leave_out(store, stores, e)
+        sources = self._arms(search, sources, stores)
+        if request.shape.arm("keyword") is not None and not request.explains:
+            self._trace.step("keyword")
+        if request.explains or request.has_functions or request.is_partial or request.rewrites:
+            self._trace.enter("search")
+        try:
+            row, sources = search.run(sources)
+        except Silent as e:
+            store = next(store for store in stores if store.vector_store == e.args[0]["store"])
+            self._left(store, stores, e.args[0])
+            raise
+        except self._plpy.SPIError as e:
+            self._find_culprit(search, sources, stores, e)
+            raise
+        return Found(row, sources, search, self._context.settings)
+
+    def _arms(self, search: Search, sources: list[Source], stores: list[Store]) -> list[Source]:
+        has_found = False
+        self._without.clear()
+        for place, (arm, asked) in enumerate(zip(search.shape.arms, search.request.arms, strict=True), 1):
+            without: list[Store] = []
+            failures: list[dict[str, Any]] = []
+            for i, source in enumerate(sources, 1):
+                store = source.store
+                try:
+                    if arm.search == "keyword" and store in self._broken:
+                        raise BrokenIndex(self._broken[store])
+                    sources[i - 1] = search.add(source, place, i)
+                    continue
+                except NoIndex:
+                    without.append(store)
+                except BrokenIndex as e:
+                    failure = reasons.broken_index(self._plpy, store, e.message)
+                    if len(stores) == 1:
+                        raise Failed(failure) from None
+                    failures.append(failure)
+                except Silent as e:
+                    self._left(store, stores, e.args[0])
+                except self._plpy.SPIError as e:
+                    self._leave_out(store, stores, e)
+                sources[i - 1] = search.nothing(source, place, i)
+            searched = len(sources) - len(without) - len(failures)
+            if without:
+                # said once, when the search is not begun again
+                self._without[place] = without
+                if len(without) == len(stores):
+                    self._warn_of(arm, asked, without, is_all=True)
+            if not searched and failures and not has_found:
+                raise Failed(failures[0])
+            self.failures += [failure for failure in failures if failure not in self.failures]
+            has_found = has_found or searched > 0
+            why = "It has no keyword index."
+            if arm.in_nodes or asked.embedding is not None:
+                why = f"It has no such {'node group' if arm.in_nodes else 'embedding'}."
+            for store in without:
+                search.facts[arm.name, store.vector_store] = {"skipped": why}
+            for failure in failures:
+                search.facts[arm.name, failure["store"]] = {"skipped": failure["skipped"]}
+        return sources
+
+    def _warn_of(self, arm: Arm, asked: AskedArm, without: list[Store], *, is_all: bool) -> None:
+        """Say which stores an arm could not search; raises where these are all."""
+        if arm.in_nodes or asked.embedding is not None:
+            error = reasons.no_part(self._plpy, without, asked, arm.search, is_all=is_all)
+        else:
+            error = reasons.no_index(self._plpy, without, is_all=is_all)
+        if error is not None:
+            raise Failed(error)
+
+    def _hold(self, request: Request, stores: list[Store]) -> list[Store]:
+        """Nobody drops, renames or alters the stores until the end of the transaction: as ml_rag._hold."""
+        left = []
+        for store in stores:
+            try:
+                if not store.is_table or any(arm.node_group for arm in request.arms):
+                    _run(self._plpy, "lock partitions", store.relation)  # no partition comes or goes from here on
+                    _run(self._plpy, "hold", store.relation)
+                else:
+                    self._plpy.prepare(f"SELECT FROM ONLY {store.table}")
+                left.append(store)
+            except self._plpy.SPIError as e:
+                try:
+                    self._leave_out(store, stores, e)
+                except Left:
+                    continue
+        return self._as_named_now(left)
+
+    def _as_named_now(self, stores: list[Store]) -> list[Store]:
+        """The stores by the names that they have by now: a lock does not keep the owner of a schema from renaming it.
+
+        Raises the error of one that was dropped."""
+        names = discovery.written(self._plpy, [store.relation for store in stores])
+        if names == [store.table for store in stores]:
+            return stores
+        left = []
+        for store, name in zip(stores, names, strict=True):
+            if name is None and (store.found == "named" or len(stores) == 1):
+                _run(self._plpy, "name", store.relation)
+            left.append(store if name in (store.table, None) else store._replace(table=name))
+        return left
+
+    def _of_dimensions(self, request: Request, stores: list[Store], made: Vectors) -> list[Store]:
+        """The stores whose vectors can be compared; of the others those that the call does not name are left out."""
+        left = []
+        for store in stores:
+            failure = self._other_dimensions(request, store, made)
+            if failure is None:
+                left.append(store)
+                continue
+            if not request.skips_dimensions:
+                raise Failed(failure)
+            self.failures.append(failure)
+        if not left:
+            raise Failed(self.failures[0])
+        return left
+
+    def _other_dimensions(self, request: Request, store: Store, made: Vectors) -> dict[str, Any] | None:
+        """The failure of a store whose vectors have other dimensions than what an arm compares them with."""
+        for place, arm in enumerate(request.arms, 1):
+            text = made.of(place, store)
+            if not arm.takes_vectors or arm.node_group is not None or text is None:
+                continue
+            embedding = made.embeddings.get((place, store.relation), store.embedding)
+            length = made.dimensions(text)
+            if embedding is not None and embedding.dimensions is not None and embedding.dimensions != length:
+                failure: dict[str, Any] = reasons.other_dimensions(store, embedding.dimensions, length)
+                return failure
+        return None
+
+    # -- stores that fail ---------------------------------------------------------------------------------------------
+
+    def _leave_out(self, store: Store, stores: list[Store], error: Any) -> None:
+        """Raises the error of a store that the call names, or that is the only one; else Left."""
+        if ends(error) or sqlstate(error) == "40001" or store.found == "named" or len(stores) == 1:
+            self._as_named_now([store])
+            raise error
+        _, detail, hint, *_ = getattr(error, "spidata", None) or (None, None, None)
+        failure = reasons.failure(store.vector_store, sqlstate(error), str(error), detail, hint)
+        if sqlstate(error) == "22023" and re.match(
+            'invalid value for option "filters"|operator is not supported', str(error)
+        ):
+            # a value of filters that its column does not take: without the store the answer would be another one
+            hint = (
+                f'It is the filter on "{store.vector_store}"; name the stores to search in "vector_store", or leave'
+                " that one out."
+            )
+            raise Failed(failure | {"hint": hint})
+        self._left(store, stores, failure)
+
+    def _left(self, store: Store, stores: list[Store], failure: dict[str, Any]) -> None:
+        if store.found == "named" or len(stores) == 1:
+            raise Failed(failure)
+        self.failures.append(failure)
+        raise Left(store)
+
+    def _find_culprit(self, search: Search, sources: list[Source], stores: list[Store], error: Any) -> None:
+        """Which store an error of the statement comes from: each is searched by itself. Raises what follows from it."""
+        if ends(error) or sqlstate(error) == "40001":
+            raise error
+        left: list[Store] = []
+        for i, source in enumerate(sources, 1):
+            failure = self._failure_of(search, source, i)
+            if failure is None:
+                continue
+            store = source.store
+            words = [isinstance(one, Words) for one in source.searches]
+            if any(words) and re.match("22|38|F0|42704", failure["sqlstate"]):
+                # without the words: their index may have keys of another type than the table by now
+                others = tuple(GIVEN if isinstance(one, Words) else one for one in source.searches)
+                places = [place for place, is_words in enumerate(words, 1) if is_words]
+                search.values |= {f"hits_{place}_{i}": "[]" for place in places}
+                if self._failure_of(search, source._replace(searches=others), i) is None:
+                    self._broken[store] = failure["message"]
+                    raise Again
+            if store.found == "named" or len(stores) == 1:
+                self._as_named_now([store])
+                raise Failed(failure)
+            self.failures.append(failure)
+            left.append(store)
+        if len(left) == len(stores):
+            raise Failed(self.failures[0])
+        if left:
+            raise Left(*left)
+        if self._retries:
+            raise error
+        self._retries += 1  # what it was is over
+        raise Again
+
+    def _failure_of(self, search: Search, source: Source, i: int) -> dict[str, Any] | None:
+        """Why a store cannot be searched by itself."""
+        shape = search.shape._replace(told="")
+        text = search.alone(_alone(search.values, i)).text([source], shape)
+        failure = _run(self._plpy, "failure of", json.dumps(self.record(source.store)), text)[0]["failure"]
+        return None if failure is None else json.loads(failure)
+
+    def skipped(self, found: Found) -> list[str]:
+        """Names of stores that no arm could search."""
+        arms = [arm.name for arm in found.search.shape.arms]
+        facts = found.search.facts
+        searched = [
+            store.vector_store
+            for store in (source.store for source in found.sources)
+            if any("skipped" not in facts.get((arm, store.vector_store), {}) for arm in arms)
+        ]
+        names = [source.store.vector_store for source in found.sources]
+        names += [failure["store"] for failure in self.failures if failure["store"] not in names]
+        return [name for name in names if name not in searched]
+
+    def _explain_steps(self, request: Request, found: Found) -> None:
+        if not request.explains:
+            nearest = found.row.get("nearest")
+            self._trace.step("search", {"nearest": nearest and float(nearest)})
+            return
+        self._trace.steps += explain.steps(self._context, request, found, self.failures)
+
+    def record(self, store: Store) -> dict[str, Any]:
+        """The record ml_rag.store."""
+        return record(store) | {"missing": self.missing.get(store)}
+
+    def records(self, stores: list[Store]) -> str:
+        """The records as JSON text."""
+        return json.dumps([self.record(store) for store in stores])
+
+
+def ends(error: Any) -> bool:
+    """Whether the statement is over: cancelled, shut down."""
+    return sqlstate(error).startswith("57")
+
+
+def _alone(values: dict[str, Any], i: int) -> dict[str, Any]:
+    """The parameters of a statement of the one store that was number i."""
+    own = {
+        f"{name.removesuffix(f'_{i}')}_1": value
+        for name, value in values.items()
+        if re.fullmatch(rf"(keys|scores|candidates|hits)_\d+_{i}|row_keys_{i}", name)
+    }
+    return values | own
