@@ -39,46 +39,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._heatwave_answer(query text, options jsonb, call integer, began timestamptz, OUT answer jsonb,
-  OUT trace ml_rag.step[])
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the answer document of a turn; where nobody named a store and there is none, the model answers alone
-DECLARE
-  _history jsonb := coalesce(options -> 'chat_history', '[]');
-  _rag jsonb;
-  _answered record;
-BEGIN
-  IF (options -> 're_run')::boolean THEN
-    _history := _history - -1;
-  END IF;
-  -- what HeatWave's keys stand for
-  _rag := ml_rag._parse_rag_options(jsonb_strip_nulls(jsonb_build_object(
-    'n_citations', options -> 'retrieve_top_k', 'skip_generate', options -> 'skip_generate',
-    'document_name', options -> 'include_document_uris',
-    'schema', CASE WHEN options ? 'schema_name' THEN jsonb_build_array(options -> 'schema_name') END,
-    'vector_store', (SELECT jsonb_agg(concat(quote_ident(t ->> 'schema_name') || '.', quote_ident(t ->> 'table_name')))
-                     FROM jsonb_array_elements(options -> 'tables') AS t)))
-    || jsonb_build_object('model_options', coalesce(options -> 'model_options', '{}')
-      || jsonb_build_object('task', coalesce(options -> 'task', '"generation"')),
-    'query_options', jsonb_build_object('history', (
-      SELECT coalesce(jsonb_agg(jsonb_build_object('role', s.role, 'content', h.turn -> s.key) ORDER BY h.place, s.place), '[]')
-      FROM jsonb_array_elements(_history) WITH ORDINALITY AS h (turn, place)
-      CROSS JOIN (VALUES (1, 'user', 'user_message'), (2, 'assistant', 'chat_bot_message')) AS s (place, role, key))))
-    || CASE WHEN options ? 'table_metadata'
-            THEN jsonb_build_object('vector_store_columns', options -> 'table_metadata') ELSE '{}' END);
-  IF NOT options ?| '{tables,schema_name,include_document_uris}' AND NOT (_rag -> 'skip_generate')::boolean
-    AND cardinality(ml_rag._discover(_rag)) = 0 THEN
-    _rag := _rag || '{"n_citations": 0}';
-  END IF;
-  IF (options -> 'return_prompt')::boolean THEN
-    _rag := _rag || '{"return_prompt": true}';
-  END IF;
-  _answered := ml_rag._answer(query, _rag, call, began);
-  answer := _answered.answer;
-  trace := _answered.trace;
-END
-$$;
-
 CREATE FUNCTION ml_rag._chat_tables(names jsonb) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: names of stores as an answer document has them, schema.table, as HeatWave has them. A schema with a dot in its name
@@ -129,6 +89,8 @@ DECLARE
   _call integer := ml_rag._begin('heatwave_chat', 'discover');
   _began timestamptz := clock_timestamp();
   _options jsonb;
+  _history jsonb;
+  _rag jsonb;
   _answered record;
   _told boolean;
 BEGIN
@@ -136,7 +98,34 @@ BEGIN
   IF (_options -> 'report_progress')::boolean THEN
     RAISE NOTICE 'heatwave_chat: searching and answering';
   END IF;
-  _answered := ml_rag._heatwave_answer($1, _options, _call, _began);
+  _history := coalesce(_options -> 'chat_history', '[]');
+  IF (_options -> 're_run')::boolean THEN
+    _history := _history - -1;
+  END IF;
+  -- what HeatWave's keys stand for
+  _rag := ml_rag._parse_rag_options(jsonb_strip_nulls(jsonb_build_object(
+    'n_citations', _options -> 'retrieve_top_k', 'skip_generate', _options -> 'skip_generate',
+    'document_name', _options -> 'include_document_uris',
+    'schema', CASE WHEN _options ? 'schema_name' THEN jsonb_build_array(_options -> 'schema_name') END,
+    'vector_store', (SELECT jsonb_agg(concat(quote_ident(t ->> 'schema_name') || '.', quote_ident(t ->> 'table_name')))
+                     FROM jsonb_array_elements(_options -> 'tables') AS t)))
+    || jsonb_build_object('model_options', coalesce(_options -> 'model_options', '{}')
+      || jsonb_build_object('task', coalesce(_options -> 'task', '"generation"')),
+    'query_options', jsonb_build_object('history', (
+      SELECT coalesce(jsonb_agg(jsonb_build_object('role', s.role, 'content', h.turn -> s.key) ORDER BY h.place, s.place), '[]')
+      FROM jsonb_array_elements(_history) WITH ORDINALITY AS h (turn, place)
+      CROSS JOIN (VALUES (1, 'user', 'user_message'), (2, 'assistant', 'chat_bot_message')) AS s (place, role, key))))
+    || CASE WHEN _options ? 'table_metadata'
+            THEN jsonb_build_object('vector_store_columns', _options -> 'table_metadata') ELSE '{}' END);
+  -- where nobody named a store and there is none, the model answers alone
+  IF NOT _options ?| '{tables,schema_name,include_document_uris}' AND NOT (_rag -> 'skip_generate')::boolean
+    AND cardinality(ml_rag._discover(_rag)) = 0 THEN
+    _rag := _rag || '{"n_citations": 0}';
+  END IF;
+  IF (_options -> 'return_prompt')::boolean THEN
+    _rag := _rag || '{"return_prompt": true}';
+  END IF;
+  _answered := ml_rag._answer($1, _rag, _call, _began);
   output := ml_rag._heatwave_output($1, _options, _answered.answer);
   PERFORM set_config('ml_rag.chat_options', (output - 'tables'
     || CASE WHEN _options ? 'tables' THEN jsonb_build_object('tables', _options -> 'tables') ELSE '{}' END)::text, false);

@@ -191,10 +191,10 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._relevant_tables(query text, options jsonb)
-RETURNS TABLE (relation oid, schema_name name, name text)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10 AS $$
--- purpose: at most n_tables tables, most relevant first, by the embeddings of their descriptions
+CREATE FUNCTION ml_rag._schema_metadata(query text, options jsonb, OUT metadata text, OUT tables text[], OUT schemas text[])
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: the definitions of the tables that matter for a question, at most n_tables, most relevant first by the embeddings of their
+-- descriptions: as many as fit 24 000 characters, at least one
 -- Errors: 42P01 there are none
 DECLARE
   _named text[] := ml_rag._named_tables(options -> 'tables');
@@ -202,6 +202,8 @@ DECLARE
   _tables record;
   _distances float8[];
   _missing text;
+  _table record;
+  _definition text;
 BEGIN
   IF _named IS NOT NULL AND _schemas IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'options "schemas" and "tables" exclude each other',
@@ -232,22 +234,12 @@ BEGIN
   END IF;
   _distances := ml_rag._texts(ml_rag._python('table_distances', jsonb_build_array(query, _tables.descriptions,
     coalesce(options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id')))));
-  RETURN QUERY
+  FOR _table IN
     SELECT t.relation, t.schema_name, t.name
     FROM unnest(_tables.relations, _tables.schemas, _tables.names, _distances)
       AS t (relation, schema_name, name, distance)
-    ORDER BY t.distance, t.name COLLATE "C" LIMIT (options ->> 'n_tables')::integer;
-END
-$$;
-
-CREATE FUNCTION ml_rag._schema_metadata(query text, options jsonb, OUT metadata text, OUT tables text[], OUT schemas text[])
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the definitions of the tables that matter for a question, as many as fit 24 000 characters, at least one
-DECLARE
-  _table record;
-  _definition text;
-BEGIN
-  FOR _table IN SELECT t.* FROM ml_rag._relevant_tables(query, options) AS t LOOP
+    ORDER BY t.distance, t.name COLLATE "C" LIMIT (options ->> 'n_tables')::integer
+  LOOP
     _definition := ml_rag._table_definition(_table.relation, (options -> 'include_comments')::boolean);
     EXIT WHEN length(metadata) + length(_definition) > 24000;
     metadata := concat_ws(E'\n\n', metadata, _definition);

@@ -73,7 +73,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._silent(shard regclass, server name) RETURNS text
+CREATE FUNCTION ml_rag._silent(shard regclass) RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: why a shard does not answer; null = it does  Reads: the shard, as the caller
 DECLARE
@@ -113,7 +113,7 @@ BEGIN
     RETURN NULL;
   END IF;
   FOR _shard IN SELECT s.shard, s.server FROM ml_rag._shards(store.relation) AS s WHERE s.server = coalesce(_server, s.server) LOOP
-    IF _server IS NOT NULL OR ml_rag._silent(_shard.shard, _shard.server) IS NOT NULL THEN
+    IF _server IS NOT NULL OR ml_rag._silent(_shard.shard) IS NOT NULL THEN
       _name := format('"%s" on server "%s"', _shard.shard, _shard.server);
       EXIT;
     END IF;
@@ -138,7 +138,7 @@ BEGIN
   FOREACH _store IN ARRAY stores LOOP
     _missing := NULL;
     FOR _shard IN SELECT s.shard, s.server FROM ml_rag._shards(_store.relation) AS s LOOP
-      _why := ml_rag._silent(_shard.shard, _shard.server);
+      _why := ml_rag._silent(_shard.shard);
       CONTINUE WHEN _why IS NULL;
       IF row_security_active(_store.relation) THEN
         RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot be searched in part', _store.vector_store),
@@ -228,37 +228,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._carry(shard regclass, place integer, OUT query text, OUT parts text[])
-LANGUAGE plpgsql VOLATILE PARALLEL SAFE AS $$
--- purpose: how a request ($1) is sent to a shard, or to all shards of a table of Citus: SQL of rows (place, part, answer), and the parts
--- that must answer, one row each
--- Errors: 55000 no table of calls, a server that does not name ml_rag
-DECLARE
-  _is_distributed boolean := ml_rag._is_distributed(shard);
-  _calls regclass := ml_rag._calls_of(shard);
-  _server name := (SELECT r.srvname FROM pg_foreign_table AS f JOIN pg_foreign_server AS r ON r.oid = f.ftserver WHERE f.ftrelid = _calls);
-BEGIN
-  IF _is_distributed THEN
-    -- workers do not know a table yet in the transaction that distributes it
-    SELECT array_agg(d.shardid::text ORDER BY d.shardid),
-      format('SELECT %s AS place, c.shard::text AS part, ml_rag._answer_on_worker(%L::jsonb ->> c.shard::text, $1) AS answer FROM %s AS c',
-        place, jsonb_object_agg(d.shardid, ml_rag._shard_table(shard, d.shardid)), ml_rag._relation_name(_calls))
-    INTO parts, query FROM pg_catalog.pg_dist_shard AS d WHERE d.logicalrelid = shard;
-  ELSIF _server IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" has no table of calls', shard),
-      DETAIL = 'It must be a foreign table of the same schema, owner and server, named like the shard with "_calls" after it.',
-      HINT = 'ml_rag.detach_shard and ml_rag.attach_shard make it anew.';
-  ELSIF NOT ml_rag._names_extension(_server, 'ml_rag') THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" cannot be asked', shard),
-      DETAIL = format('Server "%s" does not name ml_rag as an extension.', _server),
-      HINT = format('ALTER SERVER %I OPTIONS (SET extensions ''vector, ml_rag'');', _server);
-  ELSE
-    parts := ARRAY[shard::text];
-    query := format('SELECT %s AS place, %L AS part, ml_rag._shard_answer(c.store, $1) AS answer FROM %s AS c', place, shard, _calls);
-  END IF;
-END
-$$;
-
 CREATE FUNCTION ml_rag._names_extension(server name, extension name) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether a server of postgres_fdw names an extension, whose operators and functions it then ships
@@ -279,7 +248,10 @@ AS $$
 -- Errors: 55000 another version there, no table of calls, a server that does not name ml_rag, or no answer
 DECLARE
   _shard regclass;
-  _carried record;
+  _calls regclass;
+  _server name;
+  _parts text[];
+  _asks text;
   _query text;
   _part text;
   _place integer := 0;
@@ -288,10 +260,31 @@ DECLARE
 BEGIN
   FOREACH _shard IN ARRAY shards LOOP
     _place := _place + 1;
-    _carried := ml_rag._carry(_shard, _place);
-    _query := concat(_query || ' UNION ALL ', _carried.query);
+    _calls := ml_rag._calls_of(_shard);
+    _server := (SELECT r.srvname FROM pg_foreign_table AS f JOIN pg_foreign_server AS r ON r.oid = f.ftserver
+                WHERE f.ftrelid = _calls);
+    IF ml_rag._is_distributed(_shard) THEN
+      -- workers do not know a table yet in the transaction that distributes it
+      SELECT array_agg(d.shardid::text ORDER BY d.shardid),
+        format('SELECT %s AS place, c.shard::text AS part, ml_rag._answer_on_worker(%L::jsonb ->> c.shard::text, $1) AS answer'
+          ' FROM %s AS c', _place, jsonb_object_agg(d.shardid, ml_rag._shard_table(_shard, d.shardid)), ml_rag._relation_name(_calls))
+      INTO _parts, _asks FROM pg_catalog.pg_dist_shard AS d WHERE d.logicalrelid = _shard;
+    ELSIF _server IS NULL THEN
+      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" has no table of calls', _shard),
+        DETAIL = 'It must be a foreign table of the same schema, owner and server, named like the shard with "_calls" after it.',
+        HINT = 'ml_rag.detach_shard and ml_rag.attach_shard make it anew.';
+    ELSIF NOT ml_rag._names_extension(_server, 'ml_rag') THEN
+      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" cannot be asked', _shard),
+        DETAIL = format('Server "%s" does not name ml_rag as an extension.', _server),
+        HINT = format('ALTER SERVER %I OPTIONS (SET extensions ''vector, ml_rag'');', _server);
+    ELSE
+      _parts := ARRAY[_shard::text];
+      _asks := format('SELECT %s AS place, %L AS part, ml_rag._shard_answer(c.store, $1) AS answer FROM %s AS c', _place, _shard, _calls);
+    END IF;
+    _query := concat(_query || ' UNION ALL ', _asks);
     _names := _names || _shard::text;
-    _waiting := _waiting || ARRAY(SELECT concat(_place, ' ', p) FROM unnest(_carried.parts) AS p);
+    -- all parts must answer, one row each
+    _waiting := _waiting || ARRAY(SELECT concat(_place, ' ', p) FROM unnest(_parts) AS p);
   END LOOP;
   IF _query IS NULL THEN
     RETURN;

@@ -76,68 +76,54 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._compare_sample(relation regclass, columns jsonb, model_id text, n integer, collection text, OUT checked integer,
-  OUT similarity numeric)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: rows of a relation at random, of one collection where it has several (columns names the column), embedded again, and
--- the least cosine similarity of a new and an old vector; one of zeros has none to any
--- Reads: the relation, as the caller  Errors: 22000, 22023
-DECLARE
-  _of text := CASE WHEN columns ? 'collection' THEN format(' AND t.%I::text IS NOT DISTINCT FROM $2', columns ->> 'collection') END;
-  _rows record;
-  _found record;
-  _other integer;
-BEGIN
-  -- embeddings and texts are read of those only that are taken
-  EXECUTE format('SELECT array_agg(s.text::text) AS texts, array_agg(s.embedding::@vector@.vector) AS embeddings FROM ('
-      'SELECT t.%I AS text, t.%I AS embedding FROM %s AS t WHERE t.%1$I ~ ''\S'' AND t.%2$I IS NOT NULL%4$s'
-      ' ORDER BY random() LIMIT $1) AS s',
-    columns ->> 'segment', columns ->> 'segment_embedding', ml_rag._relation_name(relation), _of) INTO _rows USING n, collection;
-  checked := coalesce(cardinality(_rows.texts), 0);
-  IF checked = 0 THEN
-    RETURN;
-  END IF;
-  SELECT o.vectors, o.error INTO _found FROM ml_rag._embed(_rows.texts, model_id, 'document') AS o;
-  PERFORM ml_rag._raise(_found.error);
-  _other := (SELECT min(@vector@.vector_dims(e)) FROM unnest(_rows.embeddings) AS e
-             WHERE @vector@.vector_dims(e) <> @vector@.vector_dims(_found.vectors[1]));
-  IF _other IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('model %s did not make the vectors of "%s"', model_id, relation),
-      DETAIL = format('They have %s dimensions, those of the model have %s.', _other, @vector@.vector_dims(_found.vectors[1])),
-      HINT = 'Name the model that made them in "embed_model_id".';
-  END IF;
-  similarity := (SELECT round(min(coalesce(nullif(1 - (a.stored OPERATOR(@vector@.<=>) a.made), 'NaN'), 0))::numeric, 4)
-                 FROM unnest(_rows.embeddings, _found.vectors) AS a (stored, made));
-  IF similarity < 0.99 THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('model %s does not make the vectors of "%s"', model_id, relation),
-      DETAIL = format('Of %s rows%s embedded again one has a similarity of %s to the vector that is there; at least 0.99 is expected.',
-        checked, CASE WHEN columns ? 'collection' THEN format(' where %I is %L', columns ->> 'collection', left(collection, 100)) END,
-        similarity),
-      HINT = 'Name the model that made them in "embed_model_id". Where other text was embedded than column '
-        || (columns ->> 'segment') || ' holds, such as metadata before it, "sample": 0 goes without the check.';
-  END IF;
-END
-$$;
-
 CREATE FUNCTION ml_rag._check_sample(relation regclass, columns jsonb, model_id text, n integer, OUT checked integer,
   OUT similarity numeric)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: that the model makes the vectors that are there, of each collection by itself: programs embed them with different models
--- Reads: the relation, as the caller
+-- purpose: that the model makes the vectors that are there: of rows at random, embedded again, how many were checked, and the least
+-- cosine similarity of a new and an old vector; one of zeros has none to any. Of each collection by itself: programs embed them with
+-- different models
+-- Reads: the relation, as the caller  Errors: 22000, 22023
 DECLARE
   _column text := ml_rag._column_like(relation, '{collection_id,collection_name,collection}', NULL);
-  _columns jsonb := columns || jsonb_strip_nulls(jsonb_build_object('collection', _column));
   _collections text[] := '{NULL}';
-  _one record;
+  _collection text;
+  _rows record;
+  _found record;
+  _other integer;
 BEGIN
   checked := 0;
   IF _column IS NOT NULL AND n > 0 THEN
     EXECUTE format('SELECT array_agg(DISTINCT t.%I::text) FROM %s AS t', _column, ml_rag._relation_name(relation)) INTO _collections;
   END IF;
-  FOR i IN 1..coalesce(cardinality(_collections), 0) LOOP
-    _one := ml_rag._compare_sample(relation, _columns, model_id, n, _collections[i]);
-    checked := checked + _one.checked;
-    similarity := least(similarity, _one.similarity);
+  FOREACH _collection IN ARRAY coalesce(_collections, '{}') LOOP
+    -- embeddings and texts are read of those only that are taken
+    EXECUTE format('SELECT array_agg(s.text::text) AS texts, array_agg(s.embedding::@vector@.vector) AS embeddings FROM ('
+        'SELECT t.%I AS text, t.%I AS embedding FROM %s AS t WHERE t.%1$I ~ ''\S'' AND t.%2$I IS NOT NULL%4$s'
+        ' ORDER BY random() LIMIT $1) AS s',
+      columns ->> 'segment', columns ->> 'segment_embedding', ml_rag._relation_name(relation),
+      CASE WHEN _column IS NOT NULL THEN format(' AND t.%I::text IS NOT DISTINCT FROM $2', _column) END) INTO _rows USING n, _collection;
+    CONTINUE WHEN _rows.texts IS NULL;
+    checked := checked + cardinality(_rows.texts);
+    SELECT o.vectors, o.error INTO _found FROM ml_rag._embed(_rows.texts, model_id, 'document') AS o;
+    PERFORM ml_rag._raise(_found.error);
+    _other := (SELECT min(@vector@.vector_dims(e)) FROM unnest(_rows.embeddings) AS e
+               WHERE @vector@.vector_dims(e) <> @vector@.vector_dims(_found.vectors[1]));
+    IF _other IS NOT NULL THEN
+      RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('model %s did not make the vectors of "%s"', model_id, relation),
+        DETAIL = format('They have %s dimensions, those of the model have %s.', _other, @vector@.vector_dims(_found.vectors[1])),
+        HINT = 'Name the model that made them in "embed_model_id".';
+    END IF;
+    similarity := least(similarity, (
+      SELECT round(min(coalesce(nullif(1 - (a.stored OPERATOR(@vector@.<=>) a.made), 'NaN'), 0))::numeric, 4)
+      FROM unnest(_rows.embeddings, _found.vectors) AS a (stored, made)));
+    IF similarity < 0.99 THEN
+      RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('model %s does not make the vectors of "%s"', model_id, relation),
+        DETAIL = format('Of %s rows%s embedded again one has a similarity of %s to the vector that is there; at least 0.99 is expected.',
+          cardinality(_rows.texts),
+          CASE WHEN _column IS NOT NULL THEN format(' where %I is %L', _column, left(_collection, 100)) END, similarity),
+        HINT = 'Name the model that made them in "embed_model_id". Where other text was embedded than column '
+          || (columns ->> 'segment') || ' holds, such as metadata before it, "sample": 0 goes without the check.';
+    END IF;
   END LOOP;
 END
 $$;
