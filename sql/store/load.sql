@@ -17,9 +17,9 @@ CREATE PROCEDURE ml_rag._load_files(job jsonb, INOUT outcome jsonb DEFAULT NULL,
 LANGUAGE plpython3u
 AS $$
 # purpose: read, send, insert, commit, batch by batch; the commits are in Python so that no error between two batches
-# can leave a request to the model server open. A procedure that commits can have no SET clause.
+# can leave a request to the model server open. A procedure that commits can have no SET clause. outcome: with that of the URIs before
 @BACKEND@
-return backend.load_files(plpy, job)
+return backend.load_files(plpy, job, outcome)
 $$;
 
 CREATE FUNCTION ml_rag._load_contents(job jsonb, names text[], contents bytea[], OUT outcome jsonb, OUT error jsonb)
@@ -189,65 +189,18 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._failure_reasons(failed jsonb) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: failed documents of a load by reason: error, hint, the number of them, the first as example with its detail
-BEGIN
-  RETURN coalesce((
-    SELECT jsonb_agg(jsonb_strip_nulls(jsonb_build_object('error', r.error, 'hint', r.hint, 'documents', r.documents,
-      'example', r.example ->> 'document_name', 'detail', r.example ->> 'detail')) ORDER BY r.documents DESC, r.first)
-    FROM (
-      SELECT f.value ->> 'error' AS error, f.value ->> 'hint' AS hint, count(*) AS documents, min(f.place) AS first,
-        (array_agg(f.value ORDER BY f.place))[1] AS example
-      FROM jsonb_array_elements(failed) WITH ORDINALITY AS f (value, place) GROUP BY 1, 2) AS r), '[]');
-END
-$$;
-
-CREATE FUNCTION ml_rag._end_load(job jsonb, outcome jsonb, INOUT result jsonb, INOUT options jsonb)
+CREATE FUNCTION ml_rag._end_load(job jsonb, outcome jsonb, INOUT options jsonb, OUT result jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the index, a warning for each reason for which files failed, the result with that of the URIs before, and the options with
--- the store, for the next URI
--- Warnings go to the log of PostgreSQL, and what a parser says of a document can quote it: that is in the result only.
+-- purpose: the index, the result with the store, and the options with it, for the next URI
 DECLARE
   _store oid := (job ->> 'store')::oid;
-  _reasons jsonb := ml_rag._failure_reasons(outcome -> 'failed');
-  _former jsonb := result;
-  _reason record;
 BEGIN
   PERFORM pg_advisory_xact_lock(ml_rag._store_key(_store));
   PERFORM ml_rag.index_store(_store, job ->> 'index', nullif(job -> 'index_options', 'null'));
-  FOR _reason IN
-    SELECT r.* FROM jsonb_to_recordset(_reasons)
-      AS r (error text, hint text, documents integer, example text) LIMIT 20
-  LOOP
-    RAISE WARNING USING ERRCODE = '01000',
-      MESSAGE = CASE WHEN _reason.documents = 1 THEN format('%s: %s', _reason.example, _reason.error)
-        ELSE format('%s documents failed, such as %s: %s', _reason.documents, _reason.example, _reason.error) END,
-      DETAIL = 'See "failed" in the result.', HINT = coalesce(_reason.hint,
-        'Load again when that is fixed; the other documents are loaded.');
-  END LOOP;
-  IF jsonb_array_length(_reasons) > 20 THEN
-    RAISE WARNING USING ERRCODE = '01000',
-      MESSAGE = format('documents failed for %s more reasons', jsonb_array_length(_reasons) - 20),
-      HINT = 'The result lists all of them under "reasons".';
-  END IF;
-  SELECT jsonb_build_object('vector_store', format('%s.%s', n.nspname, c.relname)) || outcome || jsonb_build_object('reasons', _reasons),
+  SELECT outcome || jsonb_build_object('vector_store', format('%s.%s', n.nspname, c.relname)),
     coalesce(nullif(options, 'null'), '{}') || jsonb_build_object('schema_name', n.nspname, 'table_name', c.relname)
   INTO result, options
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _store;
-  IF _former IS NOT NULL THEN
-    result := result - 'unmatched' || jsonb_strip_nulls(jsonb_build_object('unmatched', (
-        SELECT jsonb_agg(u.name ORDER BY u.name) FROM jsonb_array_elements_text(_former -> 'unmatched') AS u (name)
-        WHERE result -> 'unmatched' ? u.name))) || jsonb_build_object(
-      'documents', (SELECT jsonb_object_agg(d.key, d.value::bigint + (_former #>> ARRAY['documents', d.key])::bigint)
-                    FROM jsonb_each_text(result -> 'documents') AS d),
-      'segments', (_former ->> 'segments')::bigint + (result ->> 'segments')::bigint,
-      'failed', (_former -> 'failed') || (result -> 'failed'),
-      'reasons', ml_rag._failure_reasons((_former -> 'failed') || (result -> 'failed')),
-      'incomplete', (_former -> 'incomplete') || (result -> 'incomplete'),
-      'lost', (_former -> 'lost') || (result -> 'lost'),
-      'seconds', (_former ->> 'seconds')::numeric + (result ->> 'seconds')::numeric);
-  END IF;
 END
 $$;
 
@@ -317,7 +270,7 @@ BEGIN
     BEGIN
       PERFORM ml_rag._raise(_error);
       PERFORM ml_rag._stage(_call, 'index');
-      SELECT e.result, e.options INTO result, _options FROM ml_rag._end_load(_job, _outcome, result, _options) AS e;
+      SELECT e.result, e.options INTO result, _options FROM ml_rag._end_load(_job, _outcome, _options) AS e;
     EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
       PERFORM ml_rag._end(_call, SQLSTATE);
 @RAISE@

@@ -602,10 +602,11 @@ def _from_hex(path: str) -> str:
 
 
 @outcome
-def load_files(plpy: Any, job_text: str) -> str:
-    """Bring the files of a job (made by sql/store/load.sql) into its store; commits after each batch where it can."""
+def load_files(plpy: Any, job_text: str, former: str | None) -> str:
+    """Bring the files of a job (made by sql/store/load.sql) into its store; commits after each batch where it can.
+    ``former``: what the loads before have returned."""
     from ml_rag import files
-    from ml_rag.backend.load import Loader
+    from ml_rag.backend import load
     from ml_rag.backend.store import SqlStore
 
     plpy.execute("SELECT ml_rag._check_file_privilege()")
@@ -615,7 +616,7 @@ def load_files(plpy: Any, job_text: str) -> str:
     store = SqlStore(plpy, job, _embedder(plpy), may_commit=True)
     total = len(job["files"]) + len(job["left_out"])
     tell = functools.partial(_tell, plpy, job["relation"], total)
-    loader = Loader(job, server(plpy), store, functools.partial(tell, "loading documents"), *_splitter(plpy, job))
+    loader = load.Loader(job, server(plpy), store, functools.partial(tell, "loading documents"), *_splitter(plpy, job))
     paths = list(map(_from_hex, job["files"]))
     for folder, message, detail, hint in job["left_out"]:
         loader.outcome.fail(_from_hex(folder), DocumentError(message, detail=detail, hint=hint), known=False)
@@ -634,7 +635,9 @@ def load_files(plpy: Any, job_text: str) -> str:
                 loader.outcome.counts["removed"] = store.remove(gone)
                 store.commit()
     tell("indexing", total, loader.outcome.counts["failed"], loader.outcome.segments)
-    return json.dumps(loader.result())
+    result = loader.result()
+    load.warn(plpy, load.reasons(result["failed"]))
+    return json.dumps(load.joined(None if former is None else json.loads(former), result))
 
 
 def _embedder(plpy: Any) -> Callable[[list[str], str], list[str]]:

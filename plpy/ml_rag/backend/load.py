@@ -122,6 +122,46 @@ class Outcome:
         }
 
 
+#: reasons that are warned of, each by itself
+MOST_REASONS = 20
+
+
+def reasons(failed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Failed documents by reason, the most frequent first; example: the first one of it, with its detail."""
+    found: dict[tuple[str, str | None], dict[str, Any]] = {}
+    for one in failed:
+        new: dict[str, Any] = {name: one[name] for name in ("error", "hint", "detail") if name in one}
+        new |= {"example": one["document_name"], "documents": 0}
+        found.setdefault((one["error"], one.get("hint")), new)["documents"] += 1
+    return sorted(found.values(), key=lambda reason: -reason["documents"])
+
+
+def warn(plpy: Any, found: list[dict[str, Any]]) -> None:
+    """Of each reason. Warnings go to the log of PostgreSQL, and what a parser says of a document can quote it: that is
+    in the result only."""
+    for reason in found[:MOST_REASONS]:
+        n, example = reason["documents"], f"{reason['example']}: {reason['error']}"
+        plpy.warning(
+            example if n == 1 else f"{n} documents failed, such as {example}",
+            detail='See "failed" in the result.',
+            hint=reason.get("hint", "Load again when that is fixed; the other documents are loaded."),
+            sqlstate="01000",
+        )
+    if len(found) > MOST_REASONS:
+        message = f"documents failed for {len(found) - MOST_REASONS} more reasons"
+        plpy.warning(message, hint='The result lists all of them under "reasons".', sqlstate="01000")
+
+
+def joined(former: dict[str, Any] | None, result: dict[str, Any]) -> dict[str, Any]:
+    """The result of a load, with that of the loads before and the reasons of all failures."""
+    if former is not None:
+        counts = {name: n + former["documents"][name] for name, n in result["documents"].items()}
+        unmatched = sorted(set(result.pop("unmatched", ())).intersection(former.get("unmatched", ())))
+        sums = {name: former[name] + result[name] for name in ("segments", "failed", "incomplete", "lost", "seconds")}
+        result |= sums | {"documents": counts} | ({"unmatched": unmatched} if unmatched else {})
+    return result | {"reasons": reasons(result["failed"])}
+
+
 class Loader:
     """Loads documents into one store, batch by batch."""
 
