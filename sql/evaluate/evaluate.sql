@@ -206,7 +206,7 @@ BEGIN
         'citation_share', coalesce((SELECT avg(c::integer)::float8 FROM unnest(_relevant[1:_cited]) AS c), 0));
   END IF;
   IF _generate AND cardinality(_answers) > 0 AND _answerable IS NOT FALSE THEN
-    _measures := _measures || ml_rag._answer_measures(CASE WHEN NOT _refused THEN result.answer END, _answers);
+    _measures := _measures || ml_rag._python('answer_measures', jsonb_build_array(CASE WHEN NOT _refused THEN result.answer END, _answers));
   END IF;
   IF _answerable IS NOT NULL THEN
     _measures := _measures || jsonb_build_object(

@@ -108,58 +108,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._normalise_answer(answer text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: an answer as SQuAD's evaluation compares it: lower case, no punctuation, no articles, single blanks
--- Ideographs and kana stand alone, as in CMRC's evaluation, and their punctuation goes too. Citation markers go.
-BEGIN
-  answer := lower(regexp_replace(answer, '\[[0-9]+\]', '', 'g'));
-  answer := regexp_replace(answer, '[!-/:-@\[-`{-~]', '', 'g');
-  answer := regexp_replace(answer,
-    '[\u3001-\u3003\u3008-\u3011\u3014-\u301F\uFF01-\uFF0F\uFF1A-\uFF20\uFF3B-\uFF40\uFF5B-\uFF65]', ' ', 'g');
-  answer := regexp_replace(answer, '\m(a|an|the)\M', ' ', 'g');
-  answer := regexp_replace(answer, '([\u3040-\u30FF\u3400-\u4DBF\u4E00-\u9FFF\uF900-\uFAFF])', ' \1 ', 'g');
-  RETURN btrim(regexp_replace(answer, '\s+', ' ', 'g'));
-END
-$$;
-
-CREATE FUNCTION ml_rag._answer_measures(answer text, expected text[]) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: how an answer agrees with the best of those expected: equal, F1 of the words, contained (each 0-1)
--- Source: Rajpurkar et al. 2016.
-DECLARE
-  _answer text := coalesce(ml_rag._normalise_answer(answer), '');
-  _words text[] := coalesce(string_to_array(nullif(_answer, ''), ' '), '{}');
-  _wanted text;
-  _wanted_words text[];
-  _shared float8;
-  _exact float8 := 0;
-  _f1 float8 := 0;
-  _contained float8 := 0;
-BEGIN
-  FOREACH _wanted IN ARRAY expected LOOP
-    _wanted := ml_rag._normalise_answer(_wanted);
-    _wanted_words := coalesce(string_to_array(nullif(_wanted, ''), ' '), '{}');
-    CONTINUE WHEN _wanted IS NULL;
-    IF _wanted = _answer THEN
-      _exact := 1;
-      _f1 := 1;
-      _contained := 1;
-    ELSIF cardinality(_wanted_words) > 0 AND cardinality(_words) > 0 THEN
-      SELECT coalesce(sum(least(a.n, w.n)), 0) INTO _shared
-      FROM (SELECT u AS word, count(*) AS n FROM unnest(_words) AS u GROUP BY u) AS a
-      JOIN (SELECT u AS word, count(*) AS n FROM unnest(_wanted_words) AS u GROUP BY u) AS w ON w.word = a.word;
-      -- 2PR / (P + R)
-      _f1 := greatest(_f1, 2 * _shared / (cardinality(_words) + cardinality(_wanted_words)));
-      IF strpos(format(' %s ', _answer), format(' %s ', _wanted)) > 0 THEN
-        _contained := 1;
-      END IF;
-    END IF;
-  END LOOP;
-  RETURN jsonb_build_object('answer_exact', _exact, 'answer_f1', _f1, 'answer_contains', _contained);
-END
-$$;
-
 CREATE FUNCTION ml_rag._student_p(t float8, degrees integer) RETURNS float8
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: two-sided p value of Student's t, to about 1e-12; a finite sum for whole degrees of freedom

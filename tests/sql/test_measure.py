@@ -1,19 +1,14 @@
-"""evaluate/measure: the measures of the ruler, against trec_eval, SQuAD's own script and SciPy."""
+"""evaluate/measure: the measures of the ruler, against trec_eval and SciPy."""
 
 from __future__ import annotations
 
-import collections
 import json
 import math
 import random
-import re
-import string
 from typing import Any
 
 import pytest
 import pytrec_eval
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 
 from support.cluster import Connection
 from support.stores import error
@@ -142,74 +137,6 @@ def test_nothing_said_about_documents_is_null(module_owner: Connection) -> None:
 def test_malformed_expected_documents(module_owner: Connection, value: Any) -> None:
     with error("22023", "invalid expected documents"):
         module_owner.execute("SELECT ml_rag._expected_documents(%s)", (json.dumps(value),))
-
-
-# -- answers ----------------------------------------------------------------------------------------------------------
-
-
-def squad_normalise(text: str) -> str:
-    """normalize_answer of SQuAD's evaluate-v2.0.py."""
-    text = "".join(c for c in text.lower() if c not in set(string.punctuation))
-    return " ".join(re.sub(re.compile(r"\b(a|an|the)\b"), " ", text).split())
-
-
-def squad_f1(gold: str, answer: str) -> float:
-    """compute_f1 of SQuAD's evaluate-v2.0.py."""
-    gold_words, words = squad_normalise(gold).split(), squad_normalise(answer).split()
-    common = collections.Counter(gold_words) & collections.Counter(words)
-    if not gold_words or not words:
-        return float(gold_words == words)
-    same = sum(common.values())
-    if same == 0:
-        return 0
-    precision, recall = same / len(words), same / len(gold_words)
-    return 2 * precision * recall / (precision + recall)
-
-
-def answer_measures(connection: Connection, answer: str | None, expected: list[str]) -> Any:
-    row = connection.execute("SELECT ml_rag._answer_measures(%s, %s)", (answer, expected)).fetchone()
-    assert row is not None
-    return row[0]
-
-
-TEXT = st.text(st.sampled_from("abcdefinty theTHE.,'-!$%0123 \n"), max_size=30)
-
-
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(TEXT, st.lists(TEXT, min_size=1, max_size=3))
-@example("The Normans, in France.", ["normans in France", "A France"])
-@example("the", ["a", "b"])
-@example("", [""])
-def test_answers_match_as_in_squad(module_owner: Connection, answer: str, expected: list[str]) -> None:
-    found = answer_measures(module_owner, answer, expected)
-    exact = max(float(squad_normalise(e) == squad_normalise(answer)) for e in expected)
-    assert found["answer_exact"] == exact
-    assert found["answer_f1"] == pytest.approx(max(squad_f1(e, answer) for e in expected))
-    assert 0 <= exact <= found["answer_contains"] <= 1
-
-
-def test_an_answer_that_contains_the_right_words(module_owner: Connection) -> None:
-    found = answer_measures(module_owner, "It is in France, of course [2].", ["France", "Rollo"])
-    assert found == {"answer_exact": 0, "answer_f1": pytest.approx(2 / 7), "answer_contains": 1}
-    assert answer_measures(module_owner, "It is in Frances.", ["France"])["answer_contains"] == 0
-    assert answer_measures(module_owner, None, ["France"]) == {
-        "answer_exact": 0,
-        "answer_f1": 0,
-        "answer_contains": 0,
-    }
-
-
-def test_chinese_answers_are_compared_by_character(module_owner: Connection) -> None:
-    assert answer_measures(module_owner, "《踢爆》。", ["踢爆"])["answer_exact"] == 1
-    assert answer_measures(module_owner, "即为一踢爆", ["踢爆"]) == {
-        "answer_exact": 0,
-        "answer_f1": pytest.approx(2 * 2 / 7),
-        "answer_contains": 1,
-    }
-
-
-def test_a_citation_marker_is_no_part_of_an_answer(module_owner: Connection) -> None:
-    assert answer_measures(module_owner, "10th century [1][2]", ["10th century"])["answer_exact"] == 1
 
 
 # -- significance -----------------------------------------------------------------------------------------------------

@@ -393,6 +393,14 @@ def highlights(plpy: Any, question: str, texts: list[str], language: str) -> lis
 
 
 @door
+def answer_measures(plpy: Any, answer: str | None, expected: list[str | None]) -> dict[str, float]:
+    """How an answer agrees with those that are expected; see ``ml_rag.backend.measures``."""
+    from ml_rag.backend import measures
+
+    return measures.of_answer(answer, expected)
+
+
+@door
 def make_nodes(plpy: Any, options: dict[str, Any], text: str, around: dict[str, Any]) -> list[str]:
     """The nodes of a text, by the options of a node group; ``around``: the document that the text is a part of."""
     from ml_rag.backend import nodes
