@@ -39,19 +39,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._chat_tables(names jsonb) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: names of stores as an answer document has them, schema.table, as HeatWave has them. A schema with a dot in its name
--- is quoted, and its table where need be
-BEGIN
-  RETURN (
-    SELECT coalesce(jsonb_agg(jsonb_build_object('schema_name', replace(p.parts[1], '""', '"'),
-      'table_name', CASE WHEN n ~ '^".*"$' THEN replace(btrim(p.parts[2], '"'), '""', '"') ELSE p.parts[2] END) ORDER BY u.place), '[]')
-    FROM jsonb_array_elements_text(names) WITH ORDINALITY AS u (n, place)
-    CROSS JOIN LATERAL (SELECT coalesce(regexp_match(n, '^"((?:[^"]|"")+)"\.(.+)$'), regexp_match(n, '^([^.]*)\.(.+)$')) AS parts) AS p);
-END
-$$;
-
 CREATE FUNCTION ml_rag._heatwave_output(query text, options jsonb, answer jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the options after a turn, with what it brought
@@ -73,7 +60,13 @@ BEGIN
       SELECT coalesce(jsonb_agg(jsonb_build_object('id', c -> 'document_name',
         'title', regexp_replace(c ->> 'document_name', '^.*/', ''), 'segment', c -> 'segment') ORDER BY place), '[]')
       FROM jsonb_array_elements(answer -> 'citations') WITH ORDINALITY AS e (c, place)),
-    'tables', ml_rag._chat_tables(answer -> 'vector_store'),
+    -- schema.table, as HeatWave has them; a schema with a dot in its name is quoted, and its table where need be
+    'tables', (
+      SELECT coalesce(jsonb_agg(jsonb_build_object('schema_name', replace(p.parts[1], '""', '"'),
+        'table_name', CASE WHEN n ~ '^".*"$' THEN replace(btrim(p.parts[2], '"'), '""', '"') ELSE p.parts[2] END) ORDER BY u.place), '[]')
+      FROM jsonb_array_elements_text(answer -> 'vector_store') WITH ORDINALITY AS u (n, place)
+      CROSS JOIN LATERAL (
+        SELECT coalesce(regexp_match(n, '^"((?:[^"]|"")+)"\.(.+)$'), regexp_match(n, '^([^.]*)\.(.+)$')) AS parts) AS p),
     'response', answer -> 'text', 'request_completed', true, 'error', NULL)
     || CASE WHEN answer ? 'prompt' THEN jsonb_build_object('prompt', answer -> 'prompt') ELSE '{}' END;
 END

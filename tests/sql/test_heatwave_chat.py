@@ -204,5 +204,6 @@ def test_a_stranger_cannot_call_it(stranger: Connection) -> None:
     ],
 )
 def test_names_of_tables(owner: Connection, name: str, schema: str, table: str) -> None:
-    found = owner.execute("SELECT ml_rag._chat_tables(%s)", (json.dumps([name]),)).fetchone()
+    answer = json.dumps({"citations": [], "vector_store": [name]})
+    found = owner.execute("SELECT ml_rag._heatwave_output('', '{}', %s) -> 'tables'", (answer,)).fetchone()
     assert found == ([{"schema_name": schema, "table_name": table}],)
