@@ -88,7 +88,7 @@ DECLARE
   _collections text[] := '{NULL}';
   _collection text;
   _rows record;
-  _found record;
+  _made @vector@.vector[];
   _other integer;
 BEGIN
   checked := 0;
@@ -104,18 +104,17 @@ BEGIN
       CASE WHEN _column IS NOT NULL THEN format(' AND t.%I::text IS NOT DISTINCT FROM $2', _column) END) INTO _rows USING n, _collection;
     CONTINUE WHEN _rows.texts IS NULL;
     checked := checked + cardinality(_rows.texts);
-    SELECT o.vectors, o.error INTO _found FROM ml_rag._embed(_rows.texts, model_id, 'document') AS o;
-    PERFORM ml_rag._raise(_found.error);
+    _made := ml_rag._embed_texts(_rows.texts, model_id, 'document');
     _other := (SELECT min(@vector@.vector_dims(e)) FROM unnest(_rows.embeddings) AS e
-               WHERE @vector@.vector_dims(e) <> @vector@.vector_dims(_found.vectors[1]));
+               WHERE @vector@.vector_dims(e) <> @vector@.vector_dims(_made[1]));
     IF _other IS NOT NULL THEN
       RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('model %s did not make the vectors of "%s"', model_id, relation),
-        DETAIL = format('They have %s dimensions, those of the model have %s.', _other, @vector@.vector_dims(_found.vectors[1])),
+        DETAIL = format('They have %s dimensions, those of the model have %s.', _other, @vector@.vector_dims(_made[1])),
         HINT = 'Name the model that made them in "embed_model_id".';
     END IF;
     similarity := least(similarity, (
       SELECT round(min(coalesce(nullif(1 - (a.stored OPERATOR(@vector@.<=>) a.made), 'NaN'), 0))::numeric, 4)
-      FROM unnest(_rows.embeddings, _found.vectors) AS a (stored, made)));
+      FROM unnest(_rows.embeddings, _made) AS a (stored, made)));
     IF similarity < 0.99 THEN
       RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('model %s does not make the vectors of "%s"', model_id, relation),
         DETAIL = format('Of %s rows%s embedded again one has a similarity of %s to the vector that is there; at least 0.99 is expected.',
