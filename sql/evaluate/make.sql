@@ -82,8 +82,8 @@ BEGIN
       ARRAY[_segment.segment], CASE WHEN answerable THEN _text || _text_of_answer ELSE _text END);
     question := btrim(left(_written ->> 'question', 2000));
     reference := CASE WHEN answerable THEN btrim(left(_written ->> 'answer', 2000)) END;
-    CONTINUE WHEN coalesce(question, '') !~ '\S' OR lower(question) = ANY (_seen)
-      OR answerable AND coalesce(reference, '') !~ '\S';
+    CONTINUE WHEN coalesce(question, '') !~ '[^[:space:]]' OR lower(question) = ANY (_seen)
+      OR answerable AND coalesce(reference, '') !~ '[^[:space:]]';
     IF NOT answerable THEN
       _best := ARRAY(SELECT h.segment
         FROM unnest(((ml_rag._retrieve(ml_rag._request(question, ml_rag._parse_rag_options(jsonb_build_object(

@@ -34,7 +34,7 @@ BEGIN
         HINT = 'Looking up a host name cannot be cancelled: use its IP address, or a unix socket.';
     END IF;
   END IF;
-  IF configure.name = 'abstain_text' AND configure.value !~ '\S' THEN
+  IF configure.name = 'abstain_text' AND configure.value !~ '[^[:space:]]' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the abstain text is blank',
       DETAIL = 'It is the answer where nothing relevant was found.',
       HINT = 'Set it to NULL to restore the default.';

@@ -42,7 +42,7 @@ DECLARE
 BEGIN
   LOOP
     _match := regexp_match(_rest, '^\s*("(?:[^"]|"")+"|[[:alpha:]_][[:alnum:]_$]*)\s*(,|$)(.*)$');
-    IF _match IS NULL OR _match[2] = ',' AND _match[3] !~ '\S' THEN
+    IF _match IS NULL OR _match[2] = ',' AND _match[3] !~ '[^[:space:]]' THEN
       RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid list of roles',
         DETAIL = format('Got %L.', left(names, 200)),
         HINT = 'Separate names of roles by commas, and quote them as in SQL: kb_owner, "Editors".';

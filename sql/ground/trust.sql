@@ -219,7 +219,7 @@ BEGIN
     UNION ALL SELECT a.grantee, 'grant' FROM aclexplode(c.relacl) AS a
     WHERE a.privilege_type = 'TRIGGER' AND t.tgenabled <> 'A' AND (t.tgqual IS NOT NULL OR t.tgnargs > 0)
     -- of a role that may create triggers no more: what can run a statement, set a path or read a file
-    UNION ALL SELECT NULL, p.proname FROM regexp_matches(t.tgqual::text, ':funcid (\d+)', 'g') AS f (match)
+    UNION ALL SELECT NULL, p.proname FROM regexp_matches(t.tgqual::text, ':funcid ([0-9]+)', 'g') AS f (match)
     JOIN pg_proc AS p ON p.oid = f.match[1]::oid
     WHERE t.tgenabled <> 'A' AND p.pronamespace = 'pg_catalog'::regnamespace
       AND (p.provolatile = 'v' OR p.proname ~ '_to_xml')) AS r (role, why)

@@ -229,7 +229,7 @@ BEGIN
       HINT = CASE WHEN _schemas IS NULL THEN 'Name schemas in "schemas", or tables in "tables".'
         ELSE 'Name the tables in "tables".' END;
   END IF;
-  IF coalesce(query, '') !~ '\S' THEN
+  IF coalesce(query, '') !~ '[^[:space:]]' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the question is empty';
   END IF;
   _distances := ml_rag._texts(ml_rag._python('table_distances', jsonb_build_array(query, _tables.descriptions,

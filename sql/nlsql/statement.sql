@@ -17,7 +17,7 @@ BEGIN
     SELECT (
       SELECT format('%s(%s)', c.name, c.arguments)
       FROM pg_proc AS p JOIN ml_rag.callable_function AS c ON c.name = p.proname
-        AND c.arguments = regexp_replace(oidvectortypes(p.proargtypes), '("([^"]|"")*"|\w+)\.', '', 'g')
+        AND c.arguments = regexp_replace(oidvectortypes(p.proargtypes), '("([^"]|"")*"|[[:alnum:]_]+)[.]', '', 'g')
       WHERE p.oid = f.oid AND CASE c.extension
         -- below 16384: made by initdb
         WHEN '' THEN p.oid < 16384 AND p.pronamespace = 'pg_catalog'::regnamespace
@@ -53,7 +53,7 @@ BEGIN
     RETURN 'it has not been parsed';
   END IF;
   -- nodes that stand for something that is computed from values alone, or for a part of a SELECT
-  SELECT m[1] INTO _kind FROM regexp_matches(tree, '(?:^|[^\\])\{([^ }]*)', 'g') AS m
+  SELECT m[1] INTO _kind FROM regexp_matches(tree, E'(?:^|[^\\\\])\\{([^ }]*)', 'g') AS m
   WHERE m[1] NOT IN ('QUERY', 'RANGETBLENTRY', 'RTEPERMISSIONINFO', 'ALIAS', 'RANGETBLREF', 'RANGETBLFUNCTION', 'FROMEXPR', 'JOINEXPR',
     'TARGETENTRY', 'COMMONTABLEEXPR', 'CTESEARCHCLAUSE', 'CTECYCLECLAUSE', 'SETOPERATIONSTMT', 'SORTGROUPCLAUSE', 'GROUPINGSET',
     'WINDOWCLAUSE', 'VAR', 'CONST', 'FUNCEXPR', 'NAMEDARGEXPR', 'OPEXPR', 'DISTINCTEXPR', 'NULLIFEXPR', 'SCALARARRAYOPEXPR',
@@ -66,20 +66,20 @@ BEGIN
       WHEN 'COERCETODOMAIN' THEN 'a cast to a domain' WHEN 'XMLEXPR' THEN 'an XML function' WHEN 'TABLESAMPLECLAUSE' THEN 'TABLESAMPLE'
       ELSE format('%L of the parse tree', _kind) END);
   END IF;
-  SELECT m[1]::oid INTO _relation FROM regexp_matches(tree, ':relid (\d+)', 'g') AS m
+  SELECT m[1]::oid INTO _relation FROM regexp_matches(tree, ':relid ([0-9]+)', 'g') AS m
   WHERE m[1] <> '0' AND m[1]::oid <> ALL (relations) LIMIT 1;
   IF _relation IS NOT NULL THEN
     RETURN format('it reads %s, which is none of the tables that may be queried', _relation);
   END IF;
   _functions := ARRAY(
-    SELECT DISTINCT m[1]::oid FROM regexp_matches(tree, ':(?:funcid|opfuncid|aggfnoid|winfnoid) (\d+)', 'g') AS m);
+    SELECT DISTINCT m[1]::oid FROM regexp_matches(tree, ':(?:funcid|opfuncid|aggfnoid|winfnoid) ([0-9]+)', 'g') AS m);
   SELECT f.oid INTO _function FROM unnest(_functions, ml_rag._signatures(_functions)) AS f (oid, signature)
   WHERE f.signature IS NULL ORDER BY f.oid LIMIT 1;
   IF _function IS NOT NULL THEN
     RETURN format('it calls %s, which is none of the functions that may be called', _function);
   END IF;
   -- to read a value as one of a domain or composite type runs the checks of domains
-  SELECT t.oid INTO _type FROM regexp_matches(tree, ':resulttype (\d+)', 'g') AS m
+  SELECT t.oid INTO _type FROM regexp_matches(tree, ':resulttype ([0-9]+)', 'g') AS m
   JOIN pg_type AS t ON t.oid = m[1]::oid
   JOIN pg_type AS e ON e.oid = CASE WHEN t.typcategory = 'A' AND t.typelem <> 0 THEN t.typelem ELSE t.oid END
   WHERE e.oid >= 16384 AND e.typtype NOT IN ('b', 'e') LIMIT 1;

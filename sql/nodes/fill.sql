@@ -25,14 +25,14 @@ BEGIN
   WHEN 'segment' THEN
     IF run.options ->> 'transform' <> 'context' OR run.document IS NULL THEN
       RETURN format('SELECT %s, hashtextextended(concat(t.segment) COLLATE "C", 0) AS hash, NULL::text[] AS members,'
-        ' ARRAY[t.segment::text] AS texts, ''{}''::jsonb AS around FROM %s AS t WHERE t.segment ~ ''\S''', _columns, _store);
+        ' ARRAY[t.segment::text] AS texts, ''{}''::jsonb AS around FROM %s AS t WHERE t.segment ~ ''[^[:space:]]''', _columns, _store);
     END IF;
     RETURN format('SELECT %s, hashtextextended(concat(t.segment) COLLATE "C", 0) AS hash, m.members,'
       ' ARRAY[t.segment::text] AS texts, jsonb_build_object(''document_name'', %s, ''document'','
       ' (SELECT left(string_agg(d.segment, E''\n'' ORDER BY %s), 8000) FROM ('
       'SELECT * FROM %s AS d WHERE d.%I = t.%5$I ORDER BY %3$s LIMIT 40) AS d)) AS around'
       ' FROM %4$s AS t LEFT JOIN (SELECT d.%5$I AS document, (array_agg(%s ORDER BY %3$s))[:40] AS members FROM %4$s AS d GROUP BY 1) AS m'
-      ' ON m.document = t.%5$I WHERE t.segment ~ ''\S''', _columns,
+      ' ON m.document = t.%5$I WHERE t.segment ~ ''[^[:space:]]''', _columns,
       CASE WHEN EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = run.store AND a.attname = 'document_name' AND NOT a.attisdropped)
         THEN 't.document_name' ELSE 'NULL' END,
       concat_ws(', ', 'd.' || quote_ident(run.number), (SELECT string_agg(format('d.%I', k), ', ') FROM unnest(run.store_key) AS k)),
@@ -42,7 +42,7 @@ BEGIN
       ' FROM (SELECT array_agg(%s ORDER BY %s) AS members,'
       ' hashtextextended(string_agg(t.segment, E''\n\n'' ORDER BY %3$s) COLLATE "C", 0) AS hash,'
       ' string_agg(t.segment, E''\n\n'' ORDER BY %3$s) AS text'
-      ' FROM %s AS t WHERE t.segment ~ ''\S'' GROUP BY t.%I) AS d',
+      ' FROM %s AS t WHERE t.segment ~ ''[^[:space:]]'' GROUP BY t.%I) AS d',
       (SELECT string_agg(format('(d.members[1]::text[])[%s]::%s AS %I', i, y, k), ', ' ORDER BY i)
        FROM unnest(run.store_key, run.key_types) WITH ORDINALITY AS u (k, y, i)),
       ml_rag._key_text('t', run.store_key), concat_ws(', ', 't.' || quote_ident(run.number), _columns), _store, run.document);

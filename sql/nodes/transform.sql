@@ -83,7 +83,7 @@ BEGIN
       error := jsonb_build_object('sqlstate', SQLSTATE, 'message', left(SQLERRM, 500), 'detail', nullif(left(_detail, 500), ''));
     END;
   END IF;
-  nodes := ARRAY(SELECT u.node FROM unnest(nodes) WITH ORDINALITY AS u (node, place) WHERE u.node ~ '\S' ORDER BY u.place);
+  nodes := ARRAY(SELECT u.node FROM unnest(nodes) WITH ORDINALITY AS u (node, place) WHERE u.node ~ '[^[:space:]]' ORDER BY u.place);
   IF error IS NULL AND (cardinality(nodes) > 10000 OR (SELECT max(octet_length(n)) > 1000000 FROM unnest(nodes) AS n)) THEN
     error := jsonb_build_object('sqlstate', '54000', 'message', 'too many or too long nodes',
       'detail', format('It has %s nodes; at most 10000 of 1000000 bytes each are kept.', cardinality(nodes)));

@@ -32,7 +32,8 @@ BEGIN
         EXECUTE format($query$
           SELECT jsonb_agg(jsonb_build_array(d.name, CASE WHEN $2 THEN (
             SELECT coalesce(jsonb_agg(left(t.title, 300) ORDER BY t.place), '[]')
-            FROM (VALUES (1, d.metadata ->> 'title'), (2, d.metadata -> 'headings' ->> -1)) AS t (place, title) WHERE t.title ~ '\S')
+            FROM (VALUES (1, d.metadata ->> 'title'), (2, d.metadata -> 'headings' ->> -1)) AS t (place, title)
+            WHERE t.title ~ '[^[:space:]]')
             ELSE '[]' END))
           FROM (SELECT n.name, n.metadata
                 FROM (SELECT DISTINCT ON (r.name) r.name, r.metadata

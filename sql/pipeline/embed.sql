@@ -15,7 +15,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 DECLARE
   _embedded record;
 BEGIN
-  IF EXISTS (SELECT FROM unnest(texts) AS t WHERE coalesce(t, '') !~ '\S') THEN
+  IF EXISTS (SELECT FROM unnest(texts) AS t WHERE coalesce(t, '') !~ '[^[:space:]]') THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the text to embed is empty';
   END IF;
   BEGIN

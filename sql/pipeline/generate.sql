@@ -12,7 +12,7 @@ DECLARE
   _wanted jsonb := _prompt_options -> 'metadata';
   _documents jsonb;
 BEGIN
-  IF coalesce(prompt, '') !~ '\S' THEN
+  IF coalesce(prompt, '') !~ '[^[:space:]]' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the prompt is empty';
   END IF;
   SELECT jsonb_agg(jsonb_build_object('document_name', h.document_name, 'text', h.segment)

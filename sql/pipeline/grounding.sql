@@ -21,7 +21,7 @@ DECLARE
   _reply jsonb;
 BEGIN
   _options := ml_rag.parse_options('ml_check_grounding', $3);
-  IF coalesce(answer, '') !~ '\S' THEN
+  IF coalesce(answer, '') !~ '[^[:space:]]' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the answer is empty';
   ELSIF facts IS NULL OR jsonb_typeof(facts) <> 'array' OR jsonb_array_length(facts) NOT BETWEEN 1 AND 200 THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the facts are not an array of 1 to 200',

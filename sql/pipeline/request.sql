@@ -22,7 +22,7 @@ BEGIN
     _arm := ml_rag.parse_options('arm', _given);
     IF NOT _arm -> 'query' <@ '["question", "hypothetical_document", "synonyms", "sub_questions"]' THEN
       IF jsonb_typeof(_arm -> 'query') <> 'object' OR jsonb_typeof(_arm #> '{query,text}') IS DISTINCT FROM 'string'
-        OR _arm -> 'query' <> jsonb_build_object('text', _arm #> '{query,text}') OR _arm #>> '{query,text}' !~ '\S' THEN
+        OR _arm -> 'query' <> jsonb_build_object('text', _arm #> '{query,text}') OR _arm #>> '{query,text}' !~ '[^[:space:]]' THEN
         PERFORM ml_rag._bad_option('query', _arm -> 'query', '"question", "hypothetical_document", "synonyms", '
           '"sub_questions", or {"text": "…"} with a text that is not blank');
       END IF;
@@ -154,7 +154,7 @@ BEGIN
     PERFORM ml_rag._bad_option('remove_unsupported', 'true', 'false together with "json_schema"',
       'Without some of its sentences the answer would not be JSON.');
   END IF;
-  IF _parsed ->> 'abstain_text' !~ '\S' THEN
+  IF _parsed ->> 'abstain_text' !~ '[^[:space:]]' THEN
     PERFORM ml_rag._bad_option('abstain_text', _parsed -> 'abstain_text', 'a text that is not blank');
   END IF;
   IF _parsed ?| '{filters,required_keywords,excluded_keywords}' THEN
@@ -278,7 +278,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 DECLARE
   _retrieval jsonb := options -> 'retrieval_options';
 BEGIN
-  IF coalesce(question, '') !~ '\S' THEN
+  IF coalesce(question, '') !~ '[^[:space:]]' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the question is empty',
       HINT = 'Ask a question: CALL ml_rag(''What is AutoML?'').';
   END IF;

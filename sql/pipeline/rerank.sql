@@ -100,7 +100,7 @@ DECLARE
   _scores double precision[];
   _error jsonb;
 BEGIN
-  IF coalesce(query, '') !~ '\S' THEN
+  IF coalesce(query, '') !~ '[^[:space:]]' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the query is empty';
   END IF;
   IF cardinality(texts) = 0 THEN

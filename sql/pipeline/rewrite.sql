@@ -43,7 +43,7 @@ BEGIN
       'Such as [{"role": "user", "content": "Who leads the team?"}, {"role": "assistant", "content": "Ada."}].');
   END IF;
   PERFORM ml_rag._bad_option(p.key, to_jsonb(p.text), 'a text of at most 8192 bytes that is not blank')
-  FROM jsonb_each_text(_parsed -> 'prompts') AS p (key, text) WHERE p.text !~ '\S' OR octet_length(p.text) > 8192;
+  FROM jsonb_each_text(_parsed -> 'prompts') AS p (key, text) WHERE p.text !~ '[^[:space:]]' OR octet_length(p.text) > 8192;
   IF NOT _has_history THEN
     _parsed := _parsed - 'history';
   END IF;
@@ -120,7 +120,7 @@ BEGIN
         SELECT h.place, h.turn ->> 'content' AS content,
           sum(length(h.turn ->> 'content') / 3 + 1) OVER (ORDER BY h.place DESC) AS tokens
         FROM jsonb_array_elements(options -> 'history') WITH ORDINALITY AS h (turn, place)
-        WHERE h.turn ->> 'content' ~ '\S') AS t
+        WHERE h.turn ->> 'content' ~ '[^[:space:]]') AS t
       WHERE t.tokens <= coalesce((options ->> 'history_tokens')::integer, 512));
   END IF;
   IF (options -> 'document_names')::boolean THEN
@@ -151,7 +151,7 @@ DECLARE
   _options jsonb;
   _rewritten ml_rag.rewritten;
 BEGIN
-  IF coalesce(question, '') !~ '\S' THEN
+  IF coalesce(question, '') !~ '[^[:space:]]' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the question is empty',
       HINT = 'Ask a question: SELECT ml_rag.rewrite(''What is AutoML?'', ''{"synonyms": true}'').';
   END IF;

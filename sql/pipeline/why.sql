@@ -22,7 +22,7 @@ DECLARE
   _options jsonb;
   _steps jsonb;
 BEGIN
-  IF coalesce(document, '') !~ '\S' THEN
+  IF coalesce(document, '') !~ '[^[:space:]]' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the name of the document is empty',
       HINT = 'Name it as citations do: SELECT * FROM ml_rag.why_not(''What is AutoML?'', ''{}'', ''/docs/automl.pdf'', 3).';
   END IF;

@@ -107,7 +107,7 @@ BEGIN
       END IF;
     END LOOP;
     _texts[i] := concat_ws(E'\n', _record ->> 'title', _record ->> 'content');
-    IF _texts[i] !~ '\S' THEN
+    IF _texts[i] !~ '[^[:space:]]' THEN
       PERFORM ml_rag._bad_record(i, _record ->> 'id', 'It has neither a title nor a content.',
         'Give at least one of the two.');
     END IF;
@@ -156,7 +156,7 @@ BEGIN
     IF coalesce(_ids[i], '') = '' THEN
       PERFORM ml_rag._bad_record(i, NULL, 'Its id is null or empty.', 'Give each text an id.');
     END IF;
-    IF coalesce(_texts[i], '') !~ '\S' THEN
+    IF coalesce(_texts[i], '') !~ '[^[:space:]]' THEN
       PERFORM ml_rag._bad_record(i, _ids[i], 'Its text is null or empty.', 'Leave that text out.');
     END IF;
   END LOOP;

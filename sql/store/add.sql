@@ -100,7 +100,7 @@ DECLARE
   _starts_anew boolean;
 BEGIN
   PERFORM ml_rag._check_embedding_table(store);
-  IF coalesce(name, '') = '' OR name ~ '[\s,;]' OR octet_length(name) > 40 THEN
+  IF coalesce(name, '') = '' OR name ~ '[[:space:],;]' OR octet_length(name) > 40 THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid name of an embedding',
       DETAIL = format('Got %s; a name has 1 to 40 bytes, and no blanks, commas and semicolons.',
         coalesce(quote_literal(left(name, 100)), 'NULL'));
@@ -120,7 +120,7 @@ BEGIN
   END IF;
 
   _model := coalesce(_options ->> 'embed_model_id', _found.model_id, ml_rag._get_setting('embed_model_id'));
-  IF _model ~ '[\s,;]' THEN
+  IF _model ~ '[[:space:],;]' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the model id cannot stand in the marker of a vector store',
       DETAIL = format('Model id %L; blanks, commas and semicolons end the marker.', _model);
   ELSIF _found.model_id <> _model OR _found.type <> _options ->> 'type' THEN

@@ -59,7 +59,7 @@ BEGIN
                      AND (_column.key <> 'segment_embedding' OR a.atttypid = ANY (_vectors))) THEN
       PERFORM ml_rag._bad_option('vector_store_columns', jsonb_build_object(_column.key, _column.value),
         CASE _column.key WHEN 'segment_embedding' THEN 'a column of type vector or halfvec' ELSE 'a column of the table' END);
-    ELSIF _column.value ~ '[\s,;]' AND _column.key <> 'segment_embedding' THEN
+    ELSIF _column.value ~ '[[:space:],;]' AND _column.key <> 'segment_embedding' THEN
       RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('column "%s" cannot stand in a marker', _column.value),
         DETAIL = 'Blanks, commas and semicolons end a name there.',
         HINT = 'Rename the column, or adopt a view that calls it something else.';
@@ -202,7 +202,7 @@ BEGIN
       DETAIL = format('Column %I is of type %s; no comment names its model.', _column,
         (SELECT format_type(a.atttypid, a.atttypmod) FROM pg_attribute AS a WHERE a.attrelid = _relation AND a.attname = _column)),
       HINT = 'Name it in "embed_model_id": SELECT * FROM ml_supported_models() lists models with their dimensions.';
-  ELSIF _model ~ '[\s,;]' THEN
+  ELSIF _model ~ '[[:space:],;]' THEN
     PERFORM ml_rag._bad_option('embed_model_id', to_jsonb(_model), 'a name without blanks, commas and semicolons');
   END IF;
   IF _options ? 'collection' THEN

@@ -65,7 +65,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 DECLARE
   _n bigint;
 BEGIN
-  EXECUTE format('SELECT count(*) FROM %s AS t WHERE t.%I IS NULL AND t.%I ~ ''\S''', ml_rag._relation_name(store),
+  EXECUTE format('SELECT count(*) FROM %s AS t WHERE t.%I IS NULL AND t.%I ~ ''[^[:space:]]''', ml_rag._relation_name(store),
     column_name, segment) INTO _n;
   RETURN _n;
 END
@@ -208,7 +208,7 @@ BEGIN
         _one.column_name, CASE WHEN EXISTS (
           SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = _one.segment AND NOT a.attisdropped
             AND has_column_privilege(store, a.attnum, 'SELECT'))
-        THEN format('t.%I ~ ''\S''', _one.segment) ELSE 'true' END, _relation)
+        THEN format('t.%I ~ ''[^[:space:]]''', _one.segment) ELSE 'true' END, _relation)
       INTO segments, pending;
     RETURN NEXT;
   END LOOP;

@@ -14,7 +14,7 @@ CREATE FUNCTION ml_rag._marker_pattern() RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: a regular expression of a marker up to and with its model: what stands before that, and the model
 BEGIN
-  RETURN '(GENAI_OPTIONS=[^ \t\n\r\f\v]*?EMBED_MODEL_ID=)([^,; \t\n\r\f\v]+)(?=[,; \t\n\r\f\v]|$)';
+  RETURN E'(GENAI_OPTIONS=[^ \t\n\r\f\x0b]*?EMBED_MODEL_ID=)([^,; \t\n\r\f\x0b]+)(?=[,; \t\n\r\f\x0b]|$)';
 END
 $$;
 
@@ -50,7 +50,7 @@ BEGIN
     RETURN split_part(translate(substr(comment, _at), E'\t\n\r\f\x0b', '     '), ' ', 1);
   END IF;
   RETURN nullif(array_to_string(regexp_match(comment,
-    concat(ml_rag._marker_pattern(), '([^ \t\n\r\f\v]*)(?=[ \t\n\r\f\v]|$)')), ''), '');
+    concat(ml_rag._marker_pattern(), E'([^ \t\n\r\f\x0b]*)(?=[ \t\n\r\f\x0b]|$)')), ''), '');
 END
 $$;
 
@@ -124,7 +124,7 @@ BEGIN
   RETURN (
     SELECT min(k.value::numeric)
     FROM unnest(stores) AS s CROSS JOIN ml_rag._marked_key(ml_rag._embedding_comment(s), 'MAX_DISTANCE') AS k (value)
-    WHERE k.value ~ '^[0-9]{1,6}(\.[0-9]{1,4})?$');
+    WHERE k.value ~ '^[0-9]{1,6}([.][0-9]{1,4})?$');
 END
 $$;
 
@@ -141,7 +141,7 @@ BEGIN
     FROM (VALUES ('EF_SEARCH', 1000), ('PROBES', 32768), ('RESCORE', 100000), ('RECALL', 1), ('TUNED_ROWS', 1e12)) AS k (key, most)
     CROSS JOIN ml_rag._marked_key(comment, k.key) AS m (value)
     -- CASE: a value that is not a number is not compared
-    WHERE CASE WHEN m.value ~ CASE k.key WHEN 'RECALL' THEN '^[01](\.[0-9]{1,4})?$' ELSE '^[1-9][0-9]{0,11}$' END
+    WHERE CASE WHEN m.value ~ CASE k.key WHEN 'RECALL' THEN '^[01]([.][0-9]{1,4})?$' ELSE '^[1-9][0-9]{0,11}$' END
       THEN m.value::numeric <= k.most END);
 END
 $$;

@@ -18,7 +18,7 @@ BEGIN
         SELECT string_agg(i.inhrelid::regclass::text, ', ' ORDER BY i.inhrelid) FROM pg_inherits AS i WHERE i.inhparent = store), 'none')),
       HINT = 'A store that is created with option "partitions" has them; the first is 0.';
   END IF;
-  partitions := substring(_bounds FROM 'modulus (\d+)');
+  partitions := substring(_bounds FROM 'modulus ([0-9]+)');
 END
 $$;
 

@@ -116,7 +116,7 @@ DECLARE
   _message text;
   _hint text;
 BEGIN
-  IF model_id ~ '[\s,;]' THEN
+  IF model_id ~ '[[:space:],;]' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'model id cannot be used in the marker of a vector store',
       DETAIL = format('Model id %L; blanks, commas and semicolons end the marker.', model_id);
   END IF;

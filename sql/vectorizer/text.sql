@@ -32,7 +32,7 @@ CREATE FUNCTION ml_rag._pieces(template text) RETURNS text[]
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: a template in pieces: {column}, {{, }} and what is between; what is none of them is left out
 BEGIN
-  RETURN ARRAY(SELECT m.piece[1] FROM regexp_matches(template, '\{\{|\}\}|\{[^{}]+\}|[^{}]+', 'g')
+  RETURN ARRAY(SELECT m.piece[1] FROM regexp_matches(template, '[{][{]|[}][}]|[{][^{}]+[}]|[^{}]+', 'g')
     WITH ORDINALITY AS m (piece, place) ORDER BY m.place);
 END
 $$;

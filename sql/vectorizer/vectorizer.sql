@@ -43,7 +43,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- marker holds no name with a blank, comma, semicolon or plus, so by default such columns are left out
 -- Reads: the catalog
 DECLARE
-  _unfit CONSTANT text := '[\s,;+]';
+  _unfit CONSTANT text := '[[:space:],;+]';
   _column text;
 BEGIN
   IF wanted IS NULL THEN
@@ -95,7 +95,7 @@ BEGIN
     WHEN _options ->> 'mode' = 'immediate' THEN 'its triggers run on workers, and the queue is here.' END);
   PERFORM ml_rag._check_vectorizer_columns(relation);
   _key := (ml_rag._primary_key(relation)).key;
-  IF _model ~ '[\s,;]' THEN
+  IF _model ~ '[[:space:],;]' THEN
     PERFORM ml_rag._bad_option('embed_model_id', to_jsonb(_model), 'a name without blanks, commas and semicolons');
   END IF;
   _template := ml_rag._template('columns', _options -> 'columns');
@@ -153,7 +153,7 @@ BEGIN
   END IF;
   EXECUTE format('COMMENT ON COLUMN %s.segment_embedding IS %L', ml_rag._relation_name(_store),
     concat('GENAI_OPTIONS=EMBED_MODEL_ID=', _model,
-      CASE WHEN _store = relation AND ml_rag._is_integer_key(relation, _key) AND _key[1] !~ '[\s,;+]'
+      CASE WHEN _store = relation AND ml_rag._is_integer_key(relation, _key) AND _key[1] !~ '[[:space:],;+]'
         THEN ',DOCUMENT_ID=' || _key[1] END,
       CASE _store WHEN relation THEN ',KEY=' ELSE ',ROW=' END || nullif(array_to_string(_metadata, '+'), '')));
   IF _store <> relation THEN

@@ -320,6 +320,11 @@ def test_who_may_make_triggers_on_a_table_runs_no_code_as_its_owner_by_a_conditi
             attacker.execute("INSERT INTO shared.items VALUES (1, 'lamp')")
         # a trigger stays when the right to make some goes
         owner.execute(sql.SQL("REVOKE TRIGGER ON shared.items FROM {}").format(role))
+    with error("42501", f'trigger "{trigger}"'):
+        # a new session, in which strings of functions have not been read yet
+        db.connect("tenant", options="-c standard_conforming_strings=off").execute(
+            "INSERT INTO shared.items VALUES (2, 'lamp')"
+        )
     assert attacker.execute("SELECT count(*) FROM hers.ran").fetchone() == (0,)
 
 

@@ -66,6 +66,23 @@ def test_keyword_indexes_follow(db: Database, owner: Connection) -> None:
         assert_exact(owner, query)
 
 
+def test_backslashes_of_functions_are_backslashes(db: Database, owner: Connection) -> None:
+    """A session reads the strings of a function once, by its setting of the first call."""
+    owner.execute("CREATE TABLE items (id integer PRIMARY KEY, name text); GRANT INSERT ON items TO ml_rag_user")
+    owner.execute('SELECT ml_rag.create_vectorizer(\'items\', \'{"columns": "name", "mode": "immediate"}\')')
+    connection = db.connect("tenant", options="-c standard_conforming_strings=off")
+    connection.execute("INSERT INTO items VALUES (1, 'lamp')")
+    assert owner.execute("SELECT segment_embedding IS NOT NULL FROM items").fetchone() == (True,)
+    connection = db.connect("tenant", options="-c standard_conforming_strings=off")
+    connection.execute("CREATE TEMP VIEW one AS SELECT 1 AS it; CREATE TEMP VIEW slow AS SELECT pg_sleep(1) IS NULL")
+    check = "SELECT ml_rag._refusal(ml_rag._parsed(v), ARRAY[v::regclass::oid]) FROM (SELECT %s::text) AS v (v)"
+    assert connection.execute(check, ["one"]).fetchone() == (None,)
+    assert "it calls pg_sleep" in str(connection.execute(check, ["slow"]).fetchone())
+    for model in ("all_minilm_l6_v2", "a-v.b"):
+        marked = connection.execute("SELECT ml_rag._marked_model('GENAI_OPTIONS=EMBED_MODEL_ID=' || %s)", [model])
+        assert marked.fetchone() == (model,)
+
+
 def test_types_of_columns_and_functions_are_known(owner: Connection) -> None:
     create_store(owner, "docs", [("a", 1, 1, "heron", fake_embedding("heron"))], type="vector(16)")
     owner.execute(

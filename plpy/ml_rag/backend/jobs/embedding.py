@@ -109,7 +109,7 @@ class Embedding(Derived):
             "SELECT json_agg(json_build_array(r.place, r.text) ORDER BY r.place) FROM ("
             f"SELECT t.ctid AS place, t.{self._segment}::text AS text FROM ONLY {self._relation} AS t"
             " WHERE t.ctid > ($1 ->> 'after')::tid AND t.ctid < ($1 ->> 'end')::tid"
-            f" AND t.{self._column} IS NULL AND t.{self._segment} ~ '\\S'"
+            f" AND t.{self._column} IS NULL AND t.{self._segment} ~ '[^[:space:]]'"
             " ORDER BY t.ctid LIMIT ($1 ->> 'size')::integer) AS r",
             by_index=True, on=self._shard, after=self._after, end=f"({end},0)", size=size,
         )  # fmt: skip

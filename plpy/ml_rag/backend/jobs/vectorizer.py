@@ -155,7 +155,7 @@ class Vectorizer(Derived):
             SELECT json_agg(json_build_array(r.place, r.key, r.text, CASE
               WHEN r.bytes > 1000000 THEN json_build_object('sqlstate', '54000', 'message', 'the text is too long',
                 'detail', format('It has %s bytes; at most 1000000 are embedded.', r.bytes), 'final', true)
-              WHEN coalesce(r.text, '') !~ '\\S' THEN
+              WHEN coalesce(r.text, '') !~ '[^[:space:]]' THEN
                 json_build_object('sqlstate', '22023', 'message', 'the text is empty', 'final', true) END) ORDER BY r.n)
             FROM (
               SELECT u.place, u.key, u.n, octet_length(t.segment) AS bytes, t.segment AS text
