@@ -6,7 +6,7 @@ import pytest
 
 from support.cluster import Connection, Database
 from support.schema import SqlModel, ask, metadata, model, shop
-from support.stores import error
+from support.stores import create_store, error
 
 __all__ = ["model", "shop"]
 
@@ -121,3 +121,31 @@ def test_a_hint_compares_few_names(shop: Connection, db: Database, asker: Connec
     with error("42P01") as caught:
         metadata(asker, tables=["ordres"])
     assert caught.hint == 'Did you mean "shop.orders"?'
+
+
+def test_vectors_of_others_take_no_look_each(owner: Connection, db: Database, asker: Connection) -> None:
+    """Temporary tables of many vectors, which anybody may make, held up each call that names no store."""
+    create_store(owner)
+    count = (
+        "SELECT sum(pg_stat_get_xact_tuples_returned(c.oid) + pg_stat_get_xact_tuples_fetched(c.oid))::bigint"
+        " FROM pg_class AS c WHERE c.relname IN ('pg_description', 'pg_description_o_c_o_index')"
+    )
+
+    def read() -> int:
+        owner.execute("SELECT pg_current_xact_id()")  # what was found at another moment is looked for again
+        with asker.transaction():
+            before = (asker.execute(count).fetchone() or (0,))[0]
+            assert asker.execute("SELECT count(*) FROM ml_rag.discover()").fetchone() == (1,)
+            return int((asker.execute(count).fetchone() or (0,))[0] - before)
+
+    read()
+    usual = read()
+    stranger = db.connect("stranger")
+    stranger.execute(
+        "DO $$BEGIN EXECUTE (SELECT format('CREATE TEMP TABLE wide (%s)',"
+        " string_agg(format('c%s public.vector(3)', i), ',')) FROM generate_series(1, 500) AS i);"
+        " FOR i IN 1..500 LOOP EXECUTE format("
+        "'COMMENT ON COLUMN pg_temp.wide.c%s IS ''GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed''', i); END LOOP; END$$"
+    )
+    read()  # whose table it is, is remembered from here on
+    assert read() <= usual + 10
