@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from support.cluster import Connection, Database
 from support.stores import answer, create_store, error, fake_embedding, marker, search, warnings_of
@@ -445,3 +446,19 @@ def test_a_table_with_names_to_quote(owner: Connection, asker: Connection) -> No
     plain, explained = either(asker, "q", {**options, "query_embedding": fake_embedding("heron")})
     assert plain == explained
     assert plain["citations"][0]["document_name"] == name
+
+
+@pytest.mark.parametrize("schema", ["h", "math", "r.h."])
+def test_names_that_read_like_sql_of_the_statement(owner: Connection, schema: str) -> None:
+    column = "a AS segment, b AS metadata"
+    owner.execute(
+        f'CREATE SCHEMA "{schema}"; CREATE TABLE "{schema}"."h.kb" (document_name text, document_id bigint,'
+        f' segment_number integer, "{column}" text, segment_embedding vector(16));'
+        f'COMMENT ON COLUMN "{schema}"."h.kb".segment_embedding IS \'{marker()}\''
+    )
+    values = "d", 1, 1, "heron", str([float(x) for x in fake_embedding("heron")])
+    owner.execute(f'INSERT INTO "{schema}"."h.kb" VALUES (%s, %s, %s, %s, %s)', values)
+    options = {"vector_store_columns": {"segment": column}, "embed_model_id": "fake-embed"}
+    assert search(owner, "heron", options | {"arms": [{"search": "semantic"}] * 2})[0][5] == "heron"
+    found = owner.execute("SELECT w.stage, w.rank FROM ml_rag.why_not('heron', %s, 'd') AS w", [Jsonb(options)])
+    assert found.fetchone() == ("search", 1)

@@ -319,7 +319,7 @@ class _Plan:
     def _with_text(self, i: int, store: Store, columns: str) -> str:
         segment, metadata, key = "c.segment", "c.metadata", "c.row_key"
         if store.is_table:
-            segment, metadata = self.rows.text(store).removesuffix(" AS metadata").split(" AS segment, ")
+            segment, metadata = self.rows.parts(store)
             if self.has_text:
                 segment, metadata = f"coalesce(c.segment, {segment})", f"coalesce(c.metadata, {metadata})"
             if not self.rows.has_tids:
@@ -387,15 +387,18 @@ class _Plan:
         is_percentage = "false"
         if self._is_limited:
             threshold, is_percentage = (f"(SELECT {name} FROM threshold)" for name in ("distance", "is_percentage"))
+        told = self._told(f"(ARRAY[{names}])[r.store]")
         return (
             f"SELECT json_agg(json_build_object({fields}) ORDER BY h.place)::text AS hits, count(*) AS n,\n"
-            f"  round({threshold}, 4)::text AS threshold, {is_percentage} AS is_percentage{self._told(store)},\n"
+            f"  round({threshold}, 4)::text AS threshold, {is_percentage} AS is_percentage{told},\n"
             f"  {self._checks()}\n"
             f"FROM (SELECT h.*, {rank} AS rank FROM hit AS h) AS h"
         )
 
     def _told(self, store: str) -> str:
-        """How near the nearest candidate is, whatever a limit leaves; how many there are, and which."""
+        """How near the nearest candidate is, whatever a limit leaves; how many there are, and which.
+
+        ``store``: SQL of the name of the store of a candidate r."""
         if self.shape.form == "citations" and not self._is_limited and not self.shape.told:
             return ""
         limit = "(SELECT distance FROM threshold)::text" if self._is_limited else "NULL::text"
@@ -414,7 +417,7 @@ class _Plan:
         if self.shape.told != "all":
             return told
         names = ", ".join(f"'{name}', r.{name}" for name in (*NAMES, "distance"))
-        fields = f"'vector_store', {store.replace('h.', 'r.')}, {names}"
+        fields = f"'vector_store', {store}, {names}"
         lists = []
         for arm in self.shape.arms:
             own = {"score": ", 'keyword_score', r.score", "own": ", 'score', r.own"}.get(arm.unit.column, "")

@@ -85,13 +85,18 @@ class Rows:
         return ", ".join(columns)
 
     def text(self, store: Store) -> str:
+        segment, metadata = self.parts(store)
+        return f"{segment} AS segment, {metadata} AS metadata"
+
+    def parts(self, store: Store) -> tuple[str, str]:
+        """The text of a row, and its metadata."""
         metadata = "NULL::jsonb" if store.metadata is None else f"to_jsonb(t.{identifier(store.metadata)})"
         if store.key:
             pairs = (f"{literal(name)}, t.{identifier(name)}" for name in store.key)
             of_row = f"jsonb_build_object({', '.join(pairs)})"
             own = f"CASE jsonb_typeof({metadata}) WHEN 'object' THEN {metadata} || {of_row} ELSE {of_row} END"
             metadata = of_row if store.metadata is None else own
-        return f"t.{identifier(store.segment)}::text AS segment, {metadata} AS metadata"
+        return f"t.{identifier(store.segment)}::text", metadata
 
     @property
     def ties(self) -> str:
