@@ -58,14 +58,19 @@ def _package_path(archive: zipfile.ZipFile) -> str:
 
 
 def _spine(names: set[str], package: str, root: Any) -> Iterator[str | None]:
-    """The paths of the documents; None for one that the archive lacks."""
+    """The paths of the documents, each once; None for one that the archive lacks."""
     items = {item.get("id"): item for item in root.iterfind(".//{*}manifest/{*}item")}
+    seen = set()
     for reference in root.iterfind(".//{*}spine/{*}itemref"):
         item = items.get(reference.get("idref"))
         if item is not None and "nav" in (item.get("properties") or "").split():
             continue
         path = _resolved(package, (item is not None and item.get("href")) or "")
-        yield path if path in names else None
+        if path not in names:
+            yield None
+        elif path not in seen:
+            seen.add(path)
+            yield path
 
 
 def _check_rights(archive: zipfile.ZipFile) -> None:

@@ -74,7 +74,7 @@ def _outermost(element: Any) -> Iterator[Any]:
         child = waiting.pop()
         if _local(child) in _TEXTS:
             found.append(child)
-        else:
+        elif _local(child) not in ("item", "entry"):  # which has its own text
             waiting.extend(reversed(child))
     yield from sorted(found, key=lambda one: _local(one) in ("content", "encoded", "body"))
 
