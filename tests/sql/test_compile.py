@@ -462,3 +462,10 @@ def test_names_that_read_like_sql_of_the_statement(owner: Connection, schema: st
     assert search(owner, "heron", options | {"arms": [{"search": "semantic"}] * 2})[0][5] == "heron"
     found = owner.execute("SELECT w.stage, w.rank FROM ml_rag.why_not('heron', %s, 'd') AS w", [Jsonb(options)])
     assert found.fetchone() == ("search", 1)
+
+
+def test_reranked_hits_that_passed_a_filter_get_their_neighbours(owner: Connection) -> None:
+    rows = [("d", 1, n, text, fake_embedding(text)) for n, text in enumerate(("one", "heron", "three"), 1)]
+    create_store(owner, rows=rows, type="vector(16)")
+    options = {"filters": {"segment_number": 2}, "rerank": {}, "retrieval_options": {"segment_overlap": 1}}
+    assert [row[5] for row in search(owner, "heron", options)] == ["one\nheron\nthree"]

@@ -401,7 +401,8 @@ class Retrieval:
     def _widen(self, request: Request, found: Found, hits: str) -> str:
         self._trace.enter("expand")
         shape = found.search.shape._replace(overlap=request.overlap, form="hits")
-        made = kept.prepare(self._plpy, widening(shape, tuple(found.sources), self._schema))
+        sources = tuple(source._replace(condition="") for source in found.sources)  # the hits have passed
+        made = kept.prepare(self._plpy, widening(shape, sources, self._schema))
         try:
             row = made.execute(self._plpy, {"hits": hits})[0]
         except self._plpy.SPIError as e:
