@@ -12,6 +12,25 @@ CREATE TYPE ml_rag._node_fill AS (
   retries   boolean     -- whether what has failed is tried again before its time
 );
 
+CREATE FUNCTION ml_rag._lock_nodes(store regclass, name text) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: one session at a time fills a node group: until the end of the transaction, and then again
+DECLARE
+  _key bigint := hashtextextended(format('ml_rag node group %s %s', store::oid, name), 0);
+BEGIN
+  IF NOT pg_try_advisory_xact_lock(_key) THEN
+    RAISE EXCEPTION USING ERRCODE = '55006',
+      MESSAGE = format('node group "%s" of "%s" is being filled by another session', name, store),
+      DETAIL = format('Its lock is held by session %s.', coalesce((
+        SELECT string_agg(l.pid::text, ', ' ORDER BY l.pid) FROM pg_locks AS l
+        WHERE l.granted AND l.locktype = 'advisory' AND l.objsubid = 1
+          AND l.classid::bigint = (_key >> 32 & 4294967295) AND l.objid::bigint = (_key & 4294967295)
+          AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())), 'none any more')),
+      HINT = 'SELECT * FROM ml_rag.progress shows how far it is.';
+  END IF;
+END
+$$;
+
 CREATE FUNCTION ml_rag._node_sources(run ml_rag._node_fill) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: SQL of what a node group is made of: the columns of its key, hash, members, texts, around

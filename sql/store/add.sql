@@ -163,6 +163,7 @@ BEGIN
     PERFORM ml_rag._warn_of_subscribers(store, _column, _type);
   END IF;
   RETURN jsonb_build_object(
+    'relation', store::oid::bigint, 'owner', (SELECT c.relowner::bigint FROM pg_class AS c WHERE c.oid = store),
     'store', store::oid::bigint, 'vector_store', ml_rag._full_name(store),
     'embedding', name, 'column_name', _column, 'default_column', _default, 'segment', _segment, 'model_id', _model,
     'type', _type, 'starts_anew', _starts_anew, 'index_method', _method, 'index_class', _index.class,
@@ -239,15 +240,17 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._index_embedding(job ml_rag._embedding_job) RETURNS void
+CREATE FUNCTION ml_rag._index_embedding(job ml_rag._embedding_job, analyzes_all boolean) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the index that is wanted, unless there is one of its kind, or any where the caller left it open, and fresh
--- statistics; nobody can write to the table while the index is built
+-- purpose: the index that is wanted, unless there is one of its kind, or any where the caller left it open; filling one row by row
+-- takes far longer. Nobody can write to the table while it is built, and one session builds it. And fresh statistics: of the column,
+-- or of the whole table (analyzes_all), once it has the index: they decide which columns a question can state conditions on
 -- Writes: an index, as the caller
 DECLARE
-  _relation text := ml_rag._relation_name(job.store);
+  _is_made boolean := false;
 BEGIN
-  IF job.index_method IS NOT NULL AND NOT EXISTS (
+  IF job.index_method IS NOT NULL
+    AND pg_try_advisory_xact_lock(hashtextextended(format('ml_rag index %s %s', job.store::oid, job.column_name), 0)) AND NOT EXISTS (
     SELECT FROM pg_index AS x
     JOIN pg_class AS i ON i.oid = x.indexrelid
     JOIN pg_am AS m ON m.oid = i.relam
@@ -264,8 +267,11 @@ BEGIN
     PERFORM ml_rag._lock_table(job.store, 'SHARE', job.lock_seconds, job.call);
     PERFORM ml_rag._create_index(job.store, job.index_method,
       (ml_rag._index_element(job.store, job.column_name, job.index_class)).element, job.index_options);
+    _is_made := true;
   END IF;
-  EXECUTE format('ANALYZE %s (%I)', _relation, job.column_name);
+  IF _is_made OR NOT analyzes_all THEN
+    EXECUTE concat('ANALYZE ', ml_rag._relation_name(job.store), CASE WHEN NOT analyzes_all THEN format(' (%I)', job.column_name) END);
+  END IF;
 END
 $$;
 
@@ -288,8 +294,9 @@ not set. ml_rag.use_embedding makes it the default, ml_rag.drop_embedding drops 
 the owner of a table, partitioned or not; not inside a transaction block.
 options: SELECT * FROM ml_rag.option WHERE routine IN ('add_embedding', 'index').
 result: {"vector_store", "embedding", "embed_model_id", "segments" embedded by this call, "failed", "first_error",
-"pending", "seconds"}. pending: rows without one at the end: those that failed, and that others were just changing.
+"pending", "seconds"}. pending: rows without one at the end: those that failed, that others were just changing, or that
+another call has: several share a table.
 Errors: 22000 the model has other dimensions by now; 22023 bad option, name, model or table that is not
 a vector store; 25001; 25006 read-only; 42701; 42704 dropped meanwhile; 42P01; 42501; 55000 a table or isolation level that
-it cannot do, hidden rows, a trigger after its own; 55006 another session is at it; 55P03 lock_timeout: what was done is
-kept; 08006; 53300; 57014; 38000.$$;
+it cannot do, hidden rows, a trigger after its own, made anew meanwhile; 55006 another session has just added another of that name;
+55P03 lock_timeout: what was done is kept; 08006; 53300; 57014; 38000.$$;

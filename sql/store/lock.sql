@@ -1,4 +1,4 @@
--- lock: how loads and those who fill an embedding keep out of each other's way, and locks of tables in use.
+-- lock: how loads keep out of each other's way, and locks of tables in use.
 -- Any role can take any advisory lock, see docs/security.md; no other one outlives a transaction.
 
 CREATE FUNCTION ml_rag._store_key(schema_name name, table_name name) RETURNS bigint
@@ -20,25 +20,6 @@ BEGIN
       HINT = 'Call again: vector_store_load creates the store again.';
   END IF;
   RETURN _key;
-END
-$$;
-
-CREATE FUNCTION ml_rag._lock_filling(store regclass, kind text, name text) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: one session at a time fills an embedding or a node group: until the end of the transaction, and then again
-DECLARE
-  _key bigint := hashtextextended(format('ml_rag %s %s %s', kind, store::oid, name), 0);
-BEGIN
-  IF NOT pg_try_advisory_xact_lock(_key) THEN
-    RAISE EXCEPTION USING ERRCODE = '55006',
-      MESSAGE = format('%s "%s" of "%s" is being filled by another session', kind, name, store),
-      DETAIL = format('Its lock is held by session %s.', coalesce((
-        SELECT string_agg(l.pid::text, ', ' ORDER BY l.pid) FROM pg_locks AS l
-        WHERE l.granted AND l.locktype = 'advisory' AND l.objsubid = 1
-          AND l.classid::bigint = (_key >> 32 & 4294967295) AND l.objid::bigint = (_key & 4294967295)
-          AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())), 'none any more')),
-      HINT = 'SELECT * FROM ml_rag.progress shows how far it is.';
-  END IF;
 END
 $$;
 

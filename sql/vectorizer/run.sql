@@ -25,25 +25,11 @@ BEGIN
     'relation', relation::oid::bigint, 'owner', (SELECT c.relowner::bigint FROM pg_class AS c WHERE c.oid = _store),
     'request', CASE WHEN _store <> relation THEN
       jsonb_build_object('embed_model_id', _found.model_id, 'chunking', _found.options -> 'chunking') END,
-    'key', _key.key, 'key_types', _key.types, 'batches', _options -> 'batches', 'table', ml_rag._relation_name(_store),
+    'key', _key.key, 'key_types', _key.types, 'batches', _options -> 'batches',
     'store', _store::oid::bigint, 'vector_store', ml_rag._full_name(relation),
     'embedding', _found.model_id, 'column_name', 'segment_embedding', 'segment', 'segment', 'model_id', _found.model_id,
     'type', _found.type, 'index_method', _index.method, 'index_class', _index.class, 'index_options', _index.storage,
     'any_index', true, 'batch_size', _options -> 'batch_size', 'lock_seconds', 10);
-END
-$$;
-
-CREATE FUNCTION ml_rag._index_vectorizer(job ml_rag._embedding_job) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the index of the embeddings, once they are there for the first time: filling one row by row takes far longer
--- One run makes it, and statistics: they decide which columns a question can state conditions on.
-BEGIN
-  IF pg_try_advisory_xact_lock(hashtextextended(format('ml_rag vectorizer index %s', job.store::oid), 0)) AND NOT EXISTS (
-      SELECT FROM pg_index AS x JOIN pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = x.indkey[0]
-      WHERE x.indrelid = job.store AND x.indisvalid AND a.attname = 'segment_embedding') THEN
-    PERFORM ml_rag._index_embedding(job);
-    EXECUTE format('ANALYZE %s', ml_rag._relation_name(job.store));
-  END IF;
 END
 $$;
 

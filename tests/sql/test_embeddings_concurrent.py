@@ -302,40 +302,51 @@ def test_loading_again_after_a_switch_embeds_nothing_twice(
 # -- all at once -------------------------------------------------------------------------------------------------------
 
 
-def test_only_one_session_at_a_time(db: Database, store: Connection, models: ModelsServer) -> None:
+def test_several_sessions_share_a_store(db: Database, owner: Connection, models: ModelsServer) -> None:
+    # four rows a block
+    texts = [f"text {i} {'x' * 1600}" for i in range(400)]
+    create_store(owner, rows=rows(texts), type="vector(16)")
+    other, results = db.connect(), []
+
+    # request 0 asks for the dimensions
+    models.before = {1: lambda: results.append(add(other, batch_size=10))}
+    results.append(add(owner, batch_size=10))
+    # the first session has the first 64 blocks
+    assert [result["segments"] > 50 for result in results] == [True, True]
+    assert (results[0]["pending"], results[1]["pending"]) == (400 - results[0]["segments"], 0)
+    assert sorted(models.embedded("narrow")) == sorted(texts)
+    assert len(listed(owner)["more"]["indexes"]) == 1
+    assert_embedded(owner)
+
+
+def test_what_others_have_claimed_is_left_out(db: Database, store: Connection, models: ModelsServer) -> None:
     other = db.connect()
-    pid = str(store.info.backend_pid)
-    seen: list[bool] = []
+    results = []
 
-    def try_too() -> None:
-        with error("55006", "is being filled by another session", pid):
-            add(other, batch_size=1)
-        seen.append(True)
-        assert add(other, "two", "other", index={"type": "none"})["segments"] == 7
+    def add_too() -> None:
+        results.append(add(other, batch_size=1, index={"type": "none"}))
+        # another embedding of the same rows is another column
+        results.append(add(other, "two", "other", index={"type": "none"}))
 
-    # the second one asks for the dimensions first
-    models.before = {3: try_too}
-    add(store, batch_size=1)
-    assert seen == [True]
+    models.before = {3: add_too}
+    assert add(store, batch_size=1)["segments"] == 7
+    assert [(result["segments"], result["pending"]) for result in results] == [(0, 5), (7, 0)]
     assert_embedded(store)
 
 
-def test_who_holds_a_lock_of_ours_is_named(db: Database, store: Connection) -> None:
-    """Any role can take an advisory lock, so that the administrator must be able to see which session it is."""
-    stranger = db.connect("stranger")
-    stranger.execute(
-        "SELECT pg_advisory_lock(hashtextextended(%s || %s || %s, 0))", ("ml_rag embedding ", _oid(store), " more")
-    )
-    with error("55006", f"session {stranger.info.backend_pid}"):
-        add(store)
-    stranger.execute("SELECT pg_advisory_unlock_all()")
-    assert add(store)["segments"] == 7
+def test_an_embedding_that_is_made_anew_while_it_is_filled(
+    db: Database, store: Connection, models: ModelsServer
+) -> None:
+    other = db.connect()
 
+    def make_anew() -> None:
+        drop(other, "more")
+        add(other, "more", "other")
 
-def _oid(connection: Connection) -> str:
-    row = connection.execute("SELECT 'docs'::regclass::oid::text").fetchone()
-    assert row is not None
-    return str(row[0])
+    models.before = {3: make_anew}
+    with error("55000", "were dropped and made anew during the call", "of model other"):
+        add(store, batch_size=1)
+    assert_embedded(store, "other")
 
 
 def test_an_embedding_that_is_dropped_while_it_is_filled(db: Database, store: Connection, models: ModelsServer) -> None:

@@ -511,6 +511,18 @@ def test_a_function_needs_execute_and_an_owner_who_is_trusted(db: Database, stor
 # -- rights ------------------------------------------------------------------------------------------------------------
 
 
+def test_who_holds_a_lock_of_ours_is_named(db: Database, store: Connection) -> None:
+    """Any role can take an advisory lock, so that the administrator must be able to see which session it is."""
+    create(store, "sentences", transform="sentence")
+    stranger = db.connect("stranger")
+    (oid,) = store.execute("SELECT 'docs'::regclass::oid").fetchone() or (None,)
+    stranger.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", (f"ml_rag node group {oid} sentences",))
+    with error("55006", "is being filled by another session", f"session {stranger.info.backend_pid}"):
+        refresh(store)
+    stranger.execute("SELECT pg_advisory_unlock_all()")
+    assert refresh(store)["failed"] == 0
+
+
 @pytest.fixture
 def secured(db: Database, store: Connection) -> Connection:
     """A connection as a role that sees document 1 but for segment 2; groups of sentences, of segments and documents."""

@@ -85,7 +85,7 @@ class NodeGroups(Derived):
 
     def _lock(self) -> Steps[None]:
         if self._group is not None:
-            yield from call("_lock_filling(oid, text, text)", self._store, "node group", self._names[0])
+            yield from call("_lock_nodes(oid, text)", self._store, self._names[0])
 
     def _say(self, stage: str) -> None:
         options = self._group["options"] if self._group else {}

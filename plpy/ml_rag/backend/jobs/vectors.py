@@ -60,18 +60,19 @@ def embed_apart(
     return [*vectors], [None] * len(texts), truncated
 
 
-def embed_all(session: Session, texts: list[str], model: str) -> tuple[list[str | None], list[MlRagError | None]]:
-    """Vectors and errors. Where the first eleven of more texts fail, the error of the first is raised."""
+def embed_all(session: Session, texts: list[str], model: str) -> tuple[list[str | None], list[MlRagError | None], int]:
+    """The same, but where the first eleven of more texts fail, the error of the first is raised."""
     try:
-        return [*_embed(session, texts, model)[0]], [None] * len(texts)
+        vectors, truncated = _embed(session, texts, model)
+        return [*vectors], [None] * len(texts), truncated
     except MlRagError as e:
         if e.sqlstate not in _OF_A_TEXT:
             raise
-    made, errors, _ = embed_apart(session, texts[:_TRIED], model)
-    if len(texts) > _TRIED and errors[0] is not None and None not in errors:
-        raise errors[0]
-    more, more_errors, _ = embed_apart(session, texts[_TRIED:], model)
-    return made + more, errors + more_errors
+    first = embed_apart(session, texts[:_TRIED], model)
+    if len(texts) > _TRIED and first[1][0] is not None and None not in first[1]:
+        raise first[1][0]
+    rest = embed_apart(session, texts[_TRIED:], model)
+    return first[0] + rest[0], first[1] + rest[1], first[2] + rest[2]
 
 
 def write_vectors(
