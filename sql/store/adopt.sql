@@ -98,7 +98,7 @@ BEGIN
   FOREACH _collection IN ARRAY coalesce(_collections, '{}') LOOP
     -- embeddings and texts are read of those only that are taken
     EXECUTE format('SELECT array_agg(s.text::text) AS texts, array_agg(s.embedding::@vector@.vector) AS embeddings FROM ('
-        'SELECT t.%I AS text, t.%I AS embedding FROM %s AS t WHERE t.%1$I ~ ''\S'' AND t.%2$I IS NOT NULL%4$s'
+        'SELECT t.%I AS text, t.%I AS embedding FROM %s AS t WHERE t.%1$I ~ ''[^[:space:]]'' AND t.%2$I IS NOT NULL%4$s'
         ' ORDER BY random() LIMIT $1) AS s',
       columns ->> 'segment', columns ->> 'segment_embedding', ml_rag._relation_name(relation),
       CASE WHEN _column IS NOT NULL THEN format(' AND t.%I::text IS NOT DISTINCT FROM $2', _column) END) INTO _rows USING n, _collection;
