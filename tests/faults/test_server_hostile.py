@@ -45,7 +45,7 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
     "closes": (closed, "08006", "was lost"),
     "answers no JSON": (no_json, "38000", "unexpected reply"),
     "answers other JSON": (other_json, "38000", "unexpected reply"),
-    "answers a web page": (web_page, "38000", "answered with an error"),
+    "answers a web page": (web_page, "08006", "cannot be reached"),
     "answers NaN": (change(not_a_number), "38000", "unexpected reply"),
     "answers infinity": (change(infinite), "38000", "unexpected reply"),
 }

@@ -144,6 +144,8 @@ def test_in_the_middle_of_a_load(site: Site, gate: Make, statement: str) -> None
     ended, outcome = outcome_of(call)
     # a statement that has the former name waits for the table, and then finds none of that name
     allowed = {sqlstate, DEADLOCK} | ({"42P01"} if "RENAME TO" in statement else set())
+    if "RENAME segment" in statement:
+        allowed.add("55000")  # where the keyword index is the first to miss its column
     if "EXTENSION" in statement:
         allowed.add("XX000")  # PostgreSQL's own, where it looks up a function that has just gone
     assert ended in allowed, outcome

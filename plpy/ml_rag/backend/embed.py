@@ -28,8 +28,9 @@ def read_bytes(model_id: str | None) -> float | None:
 def embed_counted(server: ModelServer, texts: list[str], model_id: str) -> tuple[list[str], int]:
     """As ``embed``, of documents, and how many of the texts were cut: 0 where the model server cannot know."""
     reply = _ask(server, {"model": model_id, "input": texts, "input_type": "document", "count_truncated": True})
+    vectors = _vectors(reply, texts)
     n = reply["usage"].get("truncated_texts") if isinstance(reply.get("usage"), dict) else None
-    return _vectors(reply, texts), n if isinstance(n, int) and 0 <= n <= len(texts) else 0
+    return vectors, n if isinstance(n, int) and 0 <= n <= len(texts) else 0
 
 
 def embed(

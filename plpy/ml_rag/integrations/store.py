@@ -67,7 +67,9 @@ def path(key: str) -> str:
 
 
 def narrowed(options: Mapping[str, Any], conditions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Options whose ``filters`` have further conditions, beside their own, which may keep tenants apart."""
+    """Options whose ``filters`` have further conditions, beside their own, which may keep tenants apart.
+
+    Neighbours of a hit and whole documents need not pass them: row-level security holds for those too."""
     if not conditions:
         return dict(options)
     own = [options["filters"]] if options.get("filters") else []
