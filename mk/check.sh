@@ -17,7 +17,7 @@ check() {
 pgspot() {
   local script=$ROOT/build/pgspot.sql unpinned=()
   sed -e 's/SET search_path FROM CURRENT/SET search_path = pg_catalog, ml_rag, pg_temp/' \
-    -e 's/OPERATOR(@vector@\.\([^)]*\))/\1/g' -e 's/@vector@\.//g' -e 's/@vector@/vector_schema/g' \
+    -e 's/pg_catalog\.\(record\|refcursor\)/\1/' -e 's/OPERATOR(@vector@\.\([^)]*\))/\1/g' -e 's/@vector@\.//g' -e 's/@vector@/vector_schema/g' \
     -e '/^DO \$run\$ BEGIN/d' -e '/^\$file\$, \$vector\$/,/END \$run\$;$/d' "$ROOT/build/ml_rag--$VERSION.sql" |
     awk '/^CREATE / { inner = /FUNCTION ml_rag\._/ && !/\._(begin|stage|end|session_settings)\(/ } /SET search_path/ { inner = 0 }
       inner && / ?AS \$\$$/ { sub(/AS \$\$$/, "SET search_path = pg_catalog, ml_rag, pg_temp AS $$"); inner = 0 } { print }' >"$script"

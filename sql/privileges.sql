@@ -1,4 +1,5 @@
--- privileges: who may call and read what: one table. What it does not name is the owner's alone; PUBLIC has nothing.
+-- privileges: who may call and read what: one table. What it does not name is the owner's alone; PUBLIC has
+-- nothing.
 
 -- Roles belong to the cluster: they may be there already, and DROP EXTENSION leaves them.
 DO $$
@@ -32,12 +33,15 @@ DECLARE
   -- inner functions of the owner, and of those who load
   _owner text[] := '{_add_options,_delete_messages,_empty_keywords,_index_shards,_note_kept,_reset_stats}';
   _loader text[] := string_to_array(
-    '_begin_load _check_distribution _check_file_privilege _check_given _check_server _check_sharding _check_store '
+    '_begin_load _check_distribution _check_file_privilege _check_given _check_server _check_sharding '
+    '_check_store '
     '_document_states _end_load _follow_partitions _insert_segments _label_document _load_contents '
-    '_load_files _load_job _make_shard _make_store _move_partition _own_columns _parse_load_options _partition _refuse_untrusted '
+    '_load_files _load_job _make_shard _make_store _move_partition _own_columns _parse_load_options '
+    '_partition _refuse_untrusted '
     '_replace_document _serve _store_key _store_name _uris', ' ');
   _inner text := (SELECT string_agg(DISTINCT p.proname, ' ') FROM pg_proc AS p
-    WHERE p.oid = ANY (_routines) AND p.proname ~ '^_' AND NOT p.prosecdef AND p.proname <> ALL (_owner || _loader));
+    WHERE p.oid = ANY (_routines) AND p.proname ~ '^_' AND NOT p.prosecdef
+      AND p.proname <> ALL (_owner || _loader));
   _granted record;
   _names text[];
   _objects text[];
@@ -49,12 +53,14 @@ BEGIN
     -- of ml_rag_internal only the types of rows are of use to a caller
     ('ml_rag_user', 'USAGE', 'SCHEMA', 'ml_rag ml_rag_internal'),
     ('ml_rag_publisher', 'EXECUTE', 'ROUTINE', 'create_preset drop_preset _write_preset'),
-    ('ml_rag_user', 'SELECT', 'TABLE', 'preset option metric setting setting_value keyword_index activity progress stats'),
+    ('ml_rag_user', 'SELECT', 'TABLE', 'preset option metric setting setting_value keyword_index activity '
+      'progress stats'),
     -- Nobody has UPDATE or DELETE of a whole table, which is enough to LOCK it.
-    -- policies leave each role its own rows; a run's number and its role are not for the role to say, or it could take
-    -- the numbers of runs to come
+    -- policies leave each role its own rows; a run's number and its role are not for the role to say, or it
+    -- could take the numbers of runs to come
     ('ml_rag_user', 'SELECT, UPDATE (questions)', 'TABLE', 'evaluation_run'),
-    ('ml_rag_user', 'INSERT (name, started_at, seconds, source, questions, options, stores, models, versions, measures, '
+    ('ml_rag_user', 'INSERT (name, started_at, seconds, source, questions, options, stores, models, '
+      'versions, measures, '
       'counted, latency, errors)', 'TABLE', 'evaluation_run'),
     ('ml_rag_user', 'SELECT, INSERT', 'TABLE', 'evaluation_question'),
 
@@ -67,29 +73,32 @@ BEGIN
     -- what callers write
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '
       ml_supported_models ml_embed_row ml_generate ml_rag_search ml_rag_answer ml_rag ml_rag_show ml_rag_table
-      ml_generate_table ml_embed_table ml_rank ml_rank_rows ml_check_grounding ml_rag_evaluate ml_rag_compare_runs ml_rag_chat heatwave_chat
-      ml_retrieve_schema_metadata ml_nl_sql nl_sql
+      ml_generate_table ml_embed_table ml_rank ml_rank_rows ml_check_grounding ml_rag_evaluate
+      ml_rag_compare_runs ml_rag_chat heatwave_chat ml_retrieve_schema_metadata ml_nl_sql nl_sql
       add_embedding adopt calibrate create_node_group create_vectorizer disable_keyword_search drop_embedding
       drop_node_group drop_vectorizer embeddings enable_keyword_search fold_keyword_index forget
-      forget_conversation forget_evaluation keyword_tokens make_questions merge_keyword_index model_server parse_options
-      refresh_node_groups retry_vectorizer run_vectorizer text_search_configuration tune_index
+      forget_conversation forget_evaluation keyword_tokens make_questions merge_keyword_index model_server
+      parse_options refresh_node_groups retry_vectorizer run_vectorizer text_search_configuration tune_index
       use_embedding version'),
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '
-      attach_shard create_store detach_shard distribute_store documents_below index_store load_document load_documents
-      remove_documents unchanged_documents vector_store_load'),
+      attach_shard create_store detach_shard distribute_store documents_below index_store load_document
+      load_documents remove_documents unchanged_documents vector_store_load'),
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '@ROUTINES_OF_PIPELINE@'),
     -- what those call: inner functions, with the caller's own rights; these have the owner's
     ('ml_rag_user', 'EXECUTE', 'ROUTINE', '@inner
       _keep_keywords _limit_temporary_files _python_path _read_as_owner _write_as_owner'),
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '@loader'),
     ('ml_rag_user', 'SELECT', 'TABLE', 'node_group node_group_error vectorizer callable_function'),
-    -- vectorizer/error: a policy leaves each role those of its own tables; nobody may lock all of them, hence neither DELETE nor UPDATE
+    -- vectorizer/error: a policy leaves each role those of its own tables; nobody may lock all of them, hence
+    -- neither DELETE nor UPDATE
     ('ml_rag_user', 'SELECT, INSERT', 'TABLE', 'vectorizer_error vectorizer_truncated'),
-    ('ml_rag_user', 'UPDATE (attempts, sqlstate, message, detail, failed_at, next_attempt, text_hash)', 'TABLE', 'vectorizer_error'),
+    ('ml_rag_user', 'UPDATE (attempts, sqlstate, message, detail, failed_at, next_attempt, text_hash)',
+      'TABLE', 'vectorizer_error'),
     ('ml_rag_user', 'UPDATE (texts)', 'TABLE', 'vectorizer_truncated'),
     -- chat: policies leave each role its own conversations
     ('ml_rag_user', 'SELECT, INSERT (conversation_id, role), UPDATE (changed_at)', 'TABLE', 'conversation'),
-    ('ml_rag_user', 'SELECT, INSERT, UPDATE (message_id, created_at, query, question, text, citations, options, filters)',
+    ('ml_rag_user', 'SELECT, INSERT, UPDATE (message_id, created_at, query, question, text, citations, '
+      'options, filters)',
       'TABLE', 'message')
   ) AS g (role, privilege, kind, names) LOOP
     _names := regexp_split_to_array(btrim(replace(replace(_granted.names, '@inner', _inner), '@loader',
@@ -100,7 +109,8 @@ BEGIN
       -- where there is none of the name, the name alone, which is an error then
       ELSE ARRAY(SELECT coalesce(p.oid::regprocedure::text, n) FROM unnest(_names) AS n
                  LEFT JOIN pg_proc AS p ON p.proname = n AND p.oid = ANY (_routines)) END;
-    EXECUTE format('GRANT %s ON %s %s TO %I', _granted.privilege, _granted.kind, array_to_string(_objects, ', '), _granted.role);
+    EXECUTE format('GRANT %s ON %s %s TO %I', _granted.privilege, _granted.kind,
+      array_to_string(_objects, ', '), _granted.role);
   END LOOP;
 END
 $do$;

@@ -13,7 +13,8 @@ BEGIN
   END;
   IF cardinality(_parts) IS DISTINCT FROM 3 THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('invalid %s', argument),
-      DETAIL = format('Got %s; expected ''schema.table.column''.', coalesce(quote_literal(left(value, 200)), 'NULL'));
+      DETAIL = format('Got %s; expected ''schema.table.column''.',
+        coalesce(quote_literal(left(value, 200)), 'NULL'));
   END IF;
   relation := format('%I.%I', _parts[1], _parts[2]);
   column_name := _parts[3];
@@ -47,12 +48,14 @@ $$;
 
 CREATE FUNCTION ml_rag._begin_table(routine text, input text, output text, options jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: check everything before the first row, make the output column, and return what the job works on (backend/jobs/table.py)
+-- purpose: check everything before the first row, make the output column, and return what the job works on
+-- (backend/jobs/table.py)
 -- Writes: the output table, as the caller
 DECLARE
   _options jsonb;
   -- options of a column, that those of a row do not have
-  _own CONSTANT text[] := CASE routine WHEN 'ml_rag_table' THEN '{batch_size,embed_column,fail_on_embedding_error}'
+  _own CONSTANT text[] := CASE routine WHEN 'ml_rag_table' THEN
+    '{batch_size,embed_column,fail_on_embedding_error}'
     WHEN 'ml_generate_table' THEN '{batch_size,context_column}' ELSE '{batch_size,details_column}' END;
   _batch jsonb := ml_rag.parse_options(routine, CASE WHEN jsonb_typeof(options) = 'object' THEN
     (SELECT jsonb_object_agg(o.key, o.value) FROM jsonb_each(options) AS o WHERE o.key = ANY (_own)) END);
@@ -89,7 +92,8 @@ BEGIN
   WHEN 'ml_rag_table' THEN
     _parsed := ml_rag._parse_rag_options(_options);
     IF _batch ? 'embed_column' AND _parsed ? 'query_embedding' THEN
-      PERFORM ml_rag._bad_option('query_embedding', _parsed -> 'query_embedding', 'nothing together with "embed_column"');
+      PERFORM ml_rag._bad_option('query_embedding', _parsed -> 'query_embedding',
+        'nothing together with "embed_column"');
     END IF;
   WHEN 'ml_generate_table' THEN
     _options := ml_rag.parse_options('ml_generate', _options);
@@ -100,25 +104,28 @@ BEGIN
     _options := ml_rag._with_dimensions(ml_rag.parse_options('ml_embed_row', _options));
     _model := coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id'));
   END CASE;
-  _without := CASE WHEN _model IS NULL THEN '(%1$s%2$I IS NULL OR %1$s%2$I ->> ''error'' IS NOT NULL)' ELSE '%1$s%2$I IS NULL' END;
+  _without := CASE WHEN _model IS NULL THEN '(%1$s%2$I IS NULL OR %1$s%2$I ->> ''error'' IS NOT NULL)'
+    ELSE '%1$s%2$I IS NULL' END;
   _in := ml_rag._column_reference(input, 'input_table_column');
   _out := ml_rag._column_reference(output, 'output_table_column');
   PERFORM ml_rag._check_writable('results cannot be written', to_regclass(_out.relation));
 
-  -- Reading it, if only no row, keeps the table from being dropped until the job stands; statements get its name and
-  -- not the regclass, which prints as a number once it is dropped.
+  -- Reading it, if only no row, keeps the table from being dropped until the job stands; statements get its
+  -- name and not the regclass, which prints as a number once it is dropped.
   EXECUTE format('SELECT FROM %s LIMIT 0', _in.relation);
   _input := _in.relation::regclass;
   PERFORM ml_rag._column_type(_input, _in.column_name, _in.relation);
   _extra := coalesce(_batch ->> 'embed_column', _batch ->> 'context_column');
   IF _extra IS NOT NULL THEN
     _extra_type := ml_rag._column_type(_input, _extra, _in.relation);
-    IF _batch ? 'embed_column' AND _extra_type NOT IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype) THEN
+    IF _batch ? 'embed_column' AND _extra_type NOT IN ('@vector@.vector'::regtype,
+      '@vector@.halfvec'::regtype) THEN
       PERFORM ml_rag._bad_option('embed_column', to_jsonb(_extra), 'a column of type vector or halfvec',
         format('It is %s. ml_embed_table makes such a column.', format_type(_extra_type, NULL)));
     END IF;
   END IF;
-  SELECT array_agg(a.attname ORDER BY k.place), array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY k.place)
+  SELECT array_agg(a.attname ORDER BY k.place),
+    array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY k.place)
   INTO _key, _key_types
   FROM pg_index AS x
   CROSS JOIN LATERAL unnest(x.indkey::smallint[]) WITH ORDINALITY AS k (attnum, place)
@@ -146,7 +153,8 @@ BEGIN
     SELECT format_type(a.atttypid, a.atttypmod) INTO _existing FROM pg_attribute AS a
     WHERE a.attrelid = _output AND a.attname = _out.column_name AND a.attnum > 0 AND NOT a.attisdropped;
     IF EXISTS (SELECT FROM unnest(_key) AS k WHERE NOT EXISTS (
-        SELECT FROM pg_attribute AS a WHERE a.attrelid = _output AND a.attname = k AND NOT a.attisdropped)) THEN
+        SELECT FROM pg_attribute AS a WHERE a.attrelid = _output AND a.attname = k AND NOT a.attisdropped))
+          THEN
       RAISE EXCEPTION USING ERRCODE = '22023',
         MESSAGE = format('relation "%s" lacks the key of "%s"', _output, _input),
         DETAIL = format('Key: %s.', array_to_string(_key, ', ')),
@@ -165,7 +173,8 @@ BEGIN
   END IF;
   _details := _batch ->> 'details_column';
   IF _details IS NOT NULL THEN
-    IF _details = ANY (_key || _out.column_name::name || CASE WHEN _input = _output THEN _in.column_name::name END) THEN
+    IF _details = ANY (_key || _out.column_name::name
+      || CASE WHEN _input = _output THEN _in.column_name::name END) THEN
       PERFORM ml_rag._bad_option('details_column', to_jsonb(_details), 'a column of its own');
     END IF;
     SELECT replace(format_type(a.atttypid, NULL), '"', '') INTO _existing FROM pg_attribute AS a
@@ -173,7 +182,8 @@ BEGIN
     IF NOT FOUND THEN
       EXECUTE format('ALTER TABLE %s ADD COLUMN %I text', _out.relation, _details);
     ELSIF _existing NOT IN ('text', 'character varying') THEN
-      PERFORM ml_rag._bad_option('details_column', to_jsonb(_details), format('a column of type text; it is %s', _existing));
+      PERFORM ml_rag._bad_option('details_column', to_jsonb(_details),
+        format('a column of type text; it is %s', _existing));
     END IF;
   END IF;
   IF routine = 'ml_rag_table' THEN
@@ -204,26 +214,32 @@ BEGIN
              ELSE concat_ws(' ', _comment, 'GENAI_OPTIONS=EMBED_MODEL_ID=' || _model) END);
     ELSIF _existing <> _model THEN
       RAISE EXCEPTION USING ERRCODE = '22023',
-        MESSAGE = format('column "%s" of relation "%s" holds vectors of another model', _out.column_name, _output),
+        MESSAGE = format('column "%s" of relation "%s" holds vectors of another model',
+          _out.column_name, _output),
         DETAIL = format('It holds vectors of %s; the call is for %s.', _existing, _model),
         HINT = 'Write to another column, or name that model in "embed_model_id".';
     END IF;
     PERFORM ml_rag._notice_changes(_output, _out.column_name, _in.column_name) WHERE _input = _output;
   END IF;
 
-  _columns := (SELECT string_agg(quote_ident(k), ', ' ORDER BY place) FROM unnest(_key) WITH ORDINALITY AS u (k, place));
-  _of_row := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place) FROM unnest(_key) WITH ORDINALITY AS u (k, place));
+  _columns := (SELECT string_agg(quote_ident(k), ', ' ORDER BY place)
+    FROM unnest(_key) WITH ORDINALITY AS u (k, place));
+  _of_row := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place)
+    FROM unnest(_key) WITH ORDINALITY AS u (k, place));
   -- the rows that have no result yet, or a failed one
   _missing := format('FROM %s AS t %s WHERE t.%I IS NOT NULL AND %s', _in.relation,
     CASE WHEN _input <> _output THEN format('LEFT JOIN %s AS o ON (%s) = (%s)', _out.relation,
-      (SELECT string_agg(format('o.%I', k), ', ' ORDER BY place) FROM unnest(_key) WITH ORDINALITY AS u (k, place)), _of_row) END,
+      (SELECT string_agg(format('o.%I', k), ', ' ORDER BY place)
+        FROM unnest(_key) WITH ORDINALITY AS u (k, place)), _of_row) END,
     _in.column_name, format(_without, CASE WHEN _input <> _output THEN 'o.' ELSE 't.' END, _out.column_name));
   -- of a row whose key is $1
-  _values := (SELECT string_agg(format('$1[%s]::%s', i, t), ', ' ORDER BY i) FROM unnest(_key_types) WITH ORDINALITY AS u (t, i));
+  _values := (SELECT string_agg(format('$1[%s]::%s', i, t), ', ' ORDER BY i)
+    FROM unnest(_key_types) WITH ORDINALITY AS u (t, i));
   _is_row := format('(%s) = (%s)', _columns, _values);
   -- an error takes no result's place
   IF _model IS NULL OR _details IS NOT NULL THEN
-    _error := format('UPDATE %s SET %I = $2::%s WHERE %s AND %s', _out.relation, coalesce(_details, _out.column_name),
+    _error := format('UPDATE %s SET %I = $2::%s WHERE %s AND %s', _out.relation,
+      coalesce(_details, _out.column_name),
       CASE WHEN _details IS NULL THEN _type ELSE 'text' END, format(_without, '', _out.column_name), _is_row);
   END IF;
   -- Another call may insert the row at the same time; then both have an answer, and the later one stays.
@@ -233,22 +249,28 @@ BEGIN
     'relation', ml_rag._full_name(_output),
     'count', concat('SELECT count(*) ', _missing),
     -- a batch of them, after a key
-    'read', format('SELECT json_agg(r ORDER BY r.place) FROM (SELECT ARRAY[%s]::text[]::text AS key, t.%I::text AS input, %s AS extra,'
+    'read', format('SELECT json_agg(r ORDER BY r.place) FROM (SELECT ARRAY[%s]::text[]::text AS key, '
+    't.%I::text AS input, %s AS extra,'
       ' row_number() OVER (ORDER BY %5$s) AS place %4$s AND ($1 ->> ''last'' IS NULL OR (%5$s) > (%6$s))'
       ' ORDER BY place LIMIT ($1 ->> ''size'')::integer) AS r',
-      (SELECT string_agg(format('t.%I::text', k), ', ' ORDER BY place) FROM unnest(_key) WITH ORDINALITY AS u (k, place)),
-      _in.column_name, CASE WHEN _extra IS NULL THEN 'NULL::text' ELSE format('t.%I::text', _extra) END, _missing, _of_row,
+      (SELECT string_agg(format('t.%I::text', k), ', ' ORDER BY place)
+        FROM unnest(_key) WITH ORDINALITY AS u (k, place)),
+      _in.column_name, CASE WHEN _extra IS NULL THEN 'NULL::text' ELSE format('t.%I::text', _extra) END,
+      _missing, _of_row,
       replace(_values, '$1', '(($1 ->> ''last'')::text[])')),
     'update', format('UPDATE %s SET %I = $2::%s%s WHERE %s', _out.relation, _out.column_name, _type,
       ', ' || quote_ident(_details) || ' = NULL', _is_row)
       -- a text that was changed meanwhile waits for the next call
-      || CASE WHEN _model IS NOT NULL AND _input = _output THEN format(' AND %I::text COLLATE "C" = $3', _in.column_name) ELSE '' END,
-    'insert', CASE WHEN _input <> _output THEN format(_insert, _out.relation, _columns, _out.column_name, _values, _type) END,
+      || CASE WHEN _model IS NOT NULL AND _input = _output THEN
+        format(' AND %I::text COLLATE "C" = $3', _in.column_name) ELSE '' END,
+    'insert', CASE WHEN _input <> _output THEN
+      format(_insert, _out.relation, _columns, _out.column_name, _values, _type) END,
     'note', _error,
     'note_insert', CASE WHEN _input <> _output AND _error IS NOT NULL THEN
       format(_insert, _out.relation, _columns, coalesce(_details, _out.column_name), _values,
         CASE WHEN _details IS NULL THEN _type ELSE 'text' END) END,
     -- whether a row has a result
-    'result', format('SELECT FROM %s WHERE NOT %s AND %s', _out.relation, format(_without, '', _out.column_name), _is_row));
+    'result', format('SELECT FROM %s WHERE NOT %s AND %s', _out.relation,
+      format(_without, '', _out.column_name), _is_row));
 END
 $$;

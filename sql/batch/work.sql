@@ -1,23 +1,27 @@
--- work: the loop that makes all that is derived: what a job does is in backend/jobs, as statements that are executed here.
--- So the error of a trigger of the table keeps its context, which Python would lose.
+-- work: the loop that makes all that is derived: what a job does is in backend/jobs, as statements that are
+-- executed here. So the error of a trigger of the table keeps its context, which Python would lose.
 
 CREATE PROCEDURE ml_rag._commit(INOUT committed boolean DEFAULT NULL, INOUT error jsonb DEFAULT NULL)
 LANGUAGE plpython3u
 AS $$
 # purpose: commit where the caller's transaction allows it; false inside a transaction block or a function
-# PL/pgSQL cannot try: a COMMIT inside a block with EXCEPTION is an error of its own. error: what a deferred constraint says
+# PL/pgSQL cannot try: a COMMIT inside a block with EXCEPTION is an error of its own. error: what a deferred
+# constraint says
 @BACKEND@
 return backend.commit(plpy)
 $$;
 
-CREATE FUNCTION ml_rag._next_step(INOUT job bigint, routine text, INOUT given json, call integer, committed boolean, found json,
-  OUT statement text, OUT vectors text[], OUT by_index boolean, OUT shard json, OUT result jsonb, OUT fallback jsonb, OUT error jsonb)
+CREATE FUNCTION ml_rag._next_step(INOUT job bigint, routine text, INOUT given json, call integer,
+  committed boolean, found json,
+  OUT statement text, OUT vectors text[], OUT by_index boolean, OUT shard json, OUT result jsonb,
+    OUT fallback jsonb, OUT error jsonb)
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
-# purpose: the next statement of a job (null = a new one) with its parameters $1 and $2, after what the last one has found; none:
-# commit, or the result; shard: where it runs, null = here
+# purpose: the next statement of a job (null = a new one) with its parameters $1 and $2, after what the last
+# one has found; none: commit, or the result; shard: where it runs, null = here
 if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
     if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
-        return dict.fromkeys(("given", "statement", "vectors", "by_index", "shard", "result", "fallback")) | {"job": job, "error": error}
+        nothing = dict.fromkeys(("given", "statement", "vectors", "by_index", "shard", "result", "fallback"))
+        return nothing | {"job": job, "error": error}
 return GD["ml_rag"].next_step(plpy, '@vector@', job, routine, given, call, committed, found)
 $$;
 
@@ -54,13 +58,16 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._work(INOUT job bigint, routine text, given jsonb, call integer, committed boolean, failure jsonb, OUT result jsonb)
+CREATE FUNCTION ml_rag._work(INOUT job bigint, routine text, given jsonb, call integer, committed boolean,
+  failure jsonb, OUT result jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: a job (null = a new one) up to where it wants to commit, or to its result; failure: of the last commit
+-- purpose: a job (null = a new one) up to where it wants to commit, or to its result; failure: of the last
+-- commit
 DECLARE
   _step record;
   _found json;
-  -- {"result", "store"}: what the routine is about is done, and its result is this, whatever becomes of node groups
+  -- {"result", "store"}: what the routine is about is done, and its result is this, whatever becomes of node
+  -- groups
   _fallback jsonb;
   _detail text;
   _hint text;
@@ -75,8 +82,8 @@ BEGIN
       result := _step.result;
       RETURN;
     ELSIF _step.shard IS NOT NULL THEN
-      -- On the worker of Citus that has the shard, one of ml_rag._filled_parts, which does not move meanwhile. ShareLock, as Citus
-      -- takes for an UPDATE; it takes what is sent to the worker for a SELECT
+      -- On the worker of Citus that has the shard, one of ml_rag._filled_parts, which does not move
+      -- meanwhile. ShareLock, as Citus takes for an UPDATE; it takes what is sent to the worker for a SELECT
       PERFORM lock_shard_metadata(5, ARRAY[(_step.shard ->> 'shard')::bigint]);
       EXECUTE format('SELECT ml_rag._execute($1, $2, $3, $4) FROM %s AS c WHERE c.key = %L AND c.shard = %L',
         ml_rag._calls_of((_step.shard ->> 'store')::oid), _step.shard ->> 'key', _step.shard ->> 'shard')
@@ -91,9 +98,11 @@ EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   IF _fallback IS NULL OR SQLSTATE IN ('57014', 'P0004') THEN
     RAISE;
   ELSIF SQLSTATE <> '55006' THEN
-    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('node groups of "%s" are not filled: %s', _fallback ->> 'store', SQLERRM),
+    RAISE WARNING USING ERRCODE = '01000',
+      MESSAGE = format('node groups of "%s" are not filled: %s', _fallback ->> 'store', SQLERRM),
       DETAIL = concat_ws(' ', SQLSTATE, _detail),
-      HINT = concat_ws(' ', nullif(_hint, ''), format('Then CALL ml_rag.refresh_node_groups(%L);', _fallback ->> 'store'));
+      HINT = concat_ws(' ', nullif(_hint, ''),
+        format('Then CALL ml_rag.refresh_node_groups(%L);', _fallback ->> 'store'));
   END IF;
   result := _fallback -> 'result';
 END
@@ -101,8 +110,9 @@ $$;
 
 CREATE FUNCTION ml_rag._hold_filled(held oid[], checked oid[], store regclass, owner oid) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: tables that a job reads and fills are what and whose they were, until the end of the transaction; a table that was given
--- away since the job began has triggers of another role now  Reads: the catalog  Errors: 42P01, 42501, 55000
+-- purpose: tables that a job reads and fills are what and whose they were, until the end of the transaction;
+-- a table that was given away since the job began has triggers of another role now  Reads: the catalog 
+-- Errors: 42P01, 42501, 55000
 DECLARE
   _owner oid;
 BEGIN

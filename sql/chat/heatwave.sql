@@ -20,11 +20,14 @@ BEGIN
   FOREACH _key IN ARRAY '{tables,chat_history}'::text[] LOOP
     FOR _each IN SELECT e FROM jsonb_array_elements(nullif(_options -> _key, 'null')) AS e LOOP
       IF jsonb_typeof(_each) = 'object' THEN
-        _each := ml_rag.parse_options((CASE _key WHEN 'tables' THEN 'chat_table' ELSE 'chat_turn' END), _each);
+        _each := ml_rag.parse_options((CASE _key WHEN 'tables' THEN 'chat_table' ELSE 'chat_turn' END),
+          _each);
       END IF;
       IF jsonb_typeof(_each) <> 'object'
-        OR NOT _each ?& (CASE _key WHEN 'tables' THEN '{table_name}' ELSE '{user_message,chat_bot_message}' END)::text[] THEN
-        PERFORM ml_rag._bad_option(_key, _options -> _key, CASE _key WHEN 'tables' THEN 'objects that have "table_name" each'
+        OR NOT _each ?& (CASE _key WHEN 'tables' THEN '{table_name}'
+          ELSE '{user_message,chat_bot_message}' END)::text[] THEN
+        PERFORM ml_rag._bad_option(_key, _options -> _key,
+          CASE _key WHEN 'tables' THEN 'objects that have "table_name" each'
           ELSE 'objects that have "user_message" and "chat_bot_message" each' END);
       END IF;
     END LOOP;
@@ -33,7 +36,8 @@ BEGIN
     PERFORM ml_rag._bad_option('schema_name', _options -> 'schema_name', 'none together with "tables"');
   END IF;
   IF _options -> 'model_options' ? 'task' THEN
-    PERFORM ml_rag._bad_option('task', _options #> '{model_options,task}', 'none in "model_options"', '"task" is a key beside it.');
+    PERFORM ml_rag._bad_option('task', _options #> '{model_options,task}', 'none in "model_options"',
+      '"task" is a key beside it.');
   END IF;
   RETURN jsonb_strip_nulls(_options);
 END
@@ -50,7 +54,8 @@ BEGIN
     IF (options -> 're_run')::boolean THEN
       _history := _history - -1;
     END IF;
-    _history := _history || jsonb_build_array(jsonb_build_object('chat_query_id', gen_random_uuid(), 'user_message', query,
+    _history := _history || jsonb_build_array(jsonb_build_object('chat_query_id', gen_random_uuid(),
+      'user_message', query,
       'chat_bot_message', answer -> 'text'));
     WHILE jsonb_array_length(_history) > _most LOOP
       _history := _history - 0;
@@ -58,15 +63,19 @@ BEGIN
   END IF;
   RETURN options - '{re_run,prompt}'::text[] || jsonb_build_object('chat_history', _history, 'documents', (
       SELECT coalesce(jsonb_agg(jsonb_build_object('id', c -> 'document_name',
-        'title', regexp_replace(c ->> 'document_name', '^.*/', ''), 'segment', c -> 'segment') ORDER BY place), '[]')
+        'title', regexp_replace(c ->> 'document_name', '^.*/', ''), 'segment', c -> 'segment')
+          ORDER BY place), '[]')
       FROM jsonb_array_elements(answer -> 'citations') WITH ORDINALITY AS e (c, place)),
-    -- schema.table, as HeatWave has them; a schema with a dot in its name is quoted, and its table where need be
+    -- schema.table, as HeatWave has them; a schema with a dot in its name is quoted, and its table where need
+    -- be
     'tables', (
       SELECT coalesce(jsonb_agg(jsonb_build_object('schema_name', replace(p.parts[1], '""', '"'),
-        'table_name', CASE WHEN n ~ '^".*"$' THEN replace(btrim(p.parts[2], '"'), '""', '"') ELSE p.parts[2] END) ORDER BY u.place), '[]')
+        'table_name', CASE WHEN n ~ '^".*"$' THEN replace(btrim(p.parts[2], '"'), '""', '"')
+          ELSE p.parts[2] END) ORDER BY u.place), '[]')
       FROM jsonb_array_elements_text(answer -> 'vector_store') WITH ORDINALITY AS u (n, place)
       CROSS JOIN LATERAL (
-        SELECT coalesce(regexp_match(n, '^"((?:[^"]|"")+)"\.(.+)$'), regexp_match(n, '^([^.]*)\.(.+)$')) AS parts) AS p),
+        SELECT coalesce(regexp_match(n, '^"((?:[^"]|"")+)"\.(.+)$'),
+          regexp_match(n, '^([^.]*)\.(.+)$')) AS parts) AS p),
     'response', answer -> 'text', 'request_completed', true, 'error', NULL)
     || CASE WHEN answer ? 'prompt' THEN jsonb_build_object('prompt', answer -> 'prompt') ELSE '{}' END;
 END
@@ -100,14 +109,17 @@ BEGIN
     'n_citations', _options -> 'retrieve_top_k', 'skip_generate', _options -> 'skip_generate',
     'document_name', _options -> 'include_document_uris',
     'schema', CASE WHEN _options ? 'schema_name' THEN jsonb_build_array(_options -> 'schema_name') END,
-    'vector_store', (SELECT jsonb_agg(concat(quote_ident(t ->> 'schema_name') || '.', quote_ident(t ->> 'table_name')))
+    'vector_store',
+    (SELECT jsonb_agg(concat(quote_ident(t ->> 'schema_name') || '.', quote_ident(t ->> 'table_name')))
                      FROM jsonb_array_elements(_options -> 'tables') AS t)))
     || jsonb_build_object('model_options', coalesce(_options -> 'model_options', '{}')
       || jsonb_build_object('task', coalesce(_options -> 'task', '"generation"')),
     'query_options', jsonb_build_object('history', (
-      SELECT coalesce(jsonb_agg(jsonb_build_object('role', s.role, 'content', h.turn -> s.key) ORDER BY h.place, s.place), '[]')
+      SELECT coalesce(jsonb_agg(jsonb_build_object('role', s.role, 'content', h.turn -> s.key)
+        ORDER BY h.place, s.place), '[]')
       FROM jsonb_array_elements(_history) WITH ORDINALITY AS h (turn, place)
-      CROSS JOIN (VALUES (1, 'user', 'user_message'), (2, 'assistant', 'chat_bot_message')) AS s (place, role, key))))
+      CROSS JOIN (VALUES (1, 'user', 'user_message'), (2, 'assistant', 'chat_bot_message')) AS s (place,
+        role, key))))
     || CASE WHEN _options ? 'table_metadata'
             THEN jsonb_build_object('vector_store_columns', _options -> 'table_metadata') ELSE '{}' END);
   -- where nobody named a store and there is none, the model answers alone
@@ -121,7 +133,8 @@ BEGIN
   _answered := ml_rag._answer($1, _rag, _call, _began);
   output := ml_rag._heatwave_output($1, _options, _answered.answer);
   PERFORM set_config('ml_rag.chat_options', (output - 'tables'
-    || CASE WHEN _options ? 'tables' THEN jsonb_build_object('tables', _options -> 'tables') ELSE '{}' END)::text, false);
+    || CASE WHEN _options ? 'tables' THEN jsonb_build_object('tables', _options -> 'tables')
+      ELSE '{}' END)::text, false);
   IF (_options -> 'report_progress')::boolean THEN
     RAISE NOTICE 'heatwave_chat: answered from % segments', jsonb_array_length(output -> 'documents');
   END IF;
@@ -131,10 +144,11 @@ END
 $$;
 COMMENT ON PROCEDURE @extschema@.heatwave_chat(text, jsonb) IS
 $$HeatWave's chat, whose state is the session's setting ml_rag.chat_options: CALL heatwave_chat('What is AutoML?')
-The setting is a JSON text: SET ml_rag.chat_options = '{"retrieve_top_k": 5}'. Its keys with ranges and defaults: SELECT * FROM
-ml_rag.option WHERE routine = 'heatwave_chat'. output, which MySQL's @chat_options has after the call: these keys, and
-{"chat_history": [{"chat_query_id", "user_message", "chat_bot_message"}], "tables": [{"schema_name", "table_name"}],
-"documents": [{"id", "title", "segment"}], "response", "request_completed": true, "error": null}; the setting gets it too, but for
-tables that it did not name. Where no store is found and none was asked for, the model answers alone. See docs/chat.md.
-Errors: 22023 the setting is not JSON, or a key of it is unknown or wrong; those of ml_rag_answer. They leave the setting as it
-was.$$;
+The setting is a JSON text: SET ml_rag.chat_options = '{"retrieve_top_k": 5}'. Its keys with ranges and
+defaults: SELECT * FROM ml_rag.option WHERE routine = 'heatwave_chat'. output, which MySQL's @chat_options has
+after the call: these keys, and {"chat_history": [{"chat_query_id", "user_message", "chat_bot_message"}],
+"tables": [{"schema_name", "table_name"}], "documents": [{"id", "title", "segment"}], "response",
+"request_completed": true, "error": null}; the setting gets it too, but for tables that it did not name. Where
+no store is found and none was asked for, the model answers alone. See docs/chat.md.
+Errors: 22023 the setting is not JSON, or a key of it is unknown or wrong; those of ml_rag_answer. They leave
+the setting as it was.$$;

@@ -26,7 +26,8 @@ BEGIN
   WHERE x.question_id IS NULL OR y.question_id IS NULL OR x.question IS DISTINCT FROM y.question;
   IF _n > 0 THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the runs have different questions',
-      DETAIL = format('%s questions are in only one of them or have another text, such as id %s.', _n, left(_missing, 200)),
+      DETAIL = format('%s questions are in only one of them or have another text, such as id %s.', _n,
+        left(_missing, 200)),
       HINT = 'Evaluate the same questions with the same "limit" and "seed".';
   END IF;
   RETURN QUERY
@@ -39,30 +40,36 @@ BEGIN
     ), pair AS (
       SELECT x.key, x.question_id, x.value AS a, y.value AS b, y.value - x.value AS d,
         -- of these less is better; an answer's length is neither
-        CASE WHEN x.key LIKE '%\_ms' OR x.key = 'refused_wrongly' THEN -1 WHEN x.key = 'answer_length' THEN 0 ELSE 1 END
+        CASE WHEN x.key LIKE '%\_ms' OR x.key = 'refused_wrongly' THEN -1
+          WHEN x.key = 'answer_length' THEN 0 ELSE 1 END
           AS sign
       FROM value AS x JOIN value AS y ON y.question_id = x.question_id AND y.key = x.key
       WHERE x.run_id = $1 AND y.run_id = $2
     ), total AS (
       -- in one order, or the last digit would depend on the plan
-      SELECT p.key, avg(p.a ORDER BY p.question_id) AS a, avg(p.b ORDER BY p.question_id) AS b, avg(p.d ORDER BY p.question_id) AS d,
+      SELECT p.key, avg(p.a ORDER BY p.question_id) AS a, avg(p.b ORDER BY p.question_id) AS b,
+        avg(p.d ORDER BY p.question_id) AS d,
         stddev_samp(p.d ORDER BY p.question_id) AS deviation, count(*) AS n,
         count(*) FILTER (WHERE p.d * p.sign > 0) AS better, count(*) FILTER (WHERE p.d * p.sign < 0) AS worse
       FROM pair AS p GROUP BY p.key
     )
-    SELECT t.key, round(t.a::numeric, 4)::float8, round(t.b::numeric, 4)::float8, round(t.d::numeric, 4)::float8,
+    SELECT t.key, round(t.a::numeric, 4)::float8, round(t.b::numeric, 4)::float8,
+      round(t.d::numeric, 4)::float8,
       -- a deviation of nothing but rounding tells nothing
       CASE WHEN t.deviation > 1e-9 * greatest(abs(t.a), abs(t.b)) THEN
-        round(ml_rag._student_p(t.d / (t.deviation / sqrt(t.n::float8)), (t.n - 1)::integer)::numeric, 6)::float8 END,
+        round(ml_rag._student_p(t.d / (t.deviation / sqrt(t.n::float8)), (t.n - 1)::integer)::numeric,
+          6)::float8 END,
       t.n, t.better, t.worse
     FROM total AS t
-    ORDER BY t.key LIKE '%\_ms', regexp_replace(t.key, '@.*', ''), nullif(split_part(t.key, '@', 2), '')::integer;
+    ORDER BY t.key LIKE '%\_ms', regexp_replace(t.key, '@.*', ''),
+      nullif(split_part(t.key, '@', 2), '')::integer;
 @CATCH@
 END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_compare_runs(bigint, bigint) IS
 $$compares two runs of ml_rag_evaluate over the same questions, measure by measure and stage by stage (…_ms)
-a, b: means over the n questions that have the measure in both runs, rounded to 4 decimals. difference: b - a. p_value: of the paired,
-two-sided t-test, null where the questions differ in nothing or all by the same. better, worse: questions for which b is better or
-worse than a (less is better for times and refused_wrongly; an answer's length counts as neither).
+a, b: means over the n questions that have the measure in both runs, rounded to 4 decimals. difference: b - a.
+p_value: of the paired, two-sided t-test, null where the questions differ in nothing or all by the same.
+better, worse: questions for which b is better or worse than a (less is better for times and refused_wrongly;
+an answer's length counts as neither).
 Errors: 22023 no such run among those you may see, or different questions.$$;

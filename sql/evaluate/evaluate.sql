@@ -8,7 +8,8 @@ AS $$
 -- purpose: whether it is an object of numbers, such as {"mrr": 0.5, "recall@10": 1}
 SELECT jsonb_typeof(measures) = 'object' AND NOT EXISTS (
   SELECT FROM jsonb_each(CASE jsonb_typeof(measures) WHEN 'object' THEN measures END) AS m
-  WHERE m.key !~ '^[a-z0-9_]{1,60}(@[0-9]{1,3})?$' OR jsonb_typeof(m.value) NOT IN ('number', 'null') OR length(m.value::text) > 40)
+  WHERE m.key !~ '^[a-z0-9_]{1,60}(@[0-9]{1,3})?$' OR jsonb_typeof(m.value) NOT IN ('number', 'null')
+    OR length(m.value::text) > 40)
 $$;
 
 CREATE TABLE ml_rag.evaluation_run (
@@ -43,7 +44,8 @@ CREATE TABLE ml_rag.evaluation_question (
   question_id text NOT NULL,
   question    text,
   answer      text,           -- null where none was generated
-  citations   jsonb NOT NULL, -- what was found, without its text, and whether it is relevant (null = nobody has said)
+  -- what was found, without its text, and whether it is relevant (null = nobody has said)
+  citations   jsonb NOT NULL,
   measures    jsonb NOT NULL,
   reasons     jsonb,          -- the judge's, by measure
   latency     jsonb NOT NULL, -- stage -> milliseconds
@@ -53,11 +55,12 @@ CREATE TABLE ml_rag.evaluation_question (
   CONSTRAINT is_readable CHECK (ml_rag._is_measures(measures) AND ml_rag._is_measures(latency)
     AND jsonb_typeof(citations) = 'array' AND NOT citations @? 'strict $[*] ? (@.type() != "object")')
 );
--- Conditions on indexed columns come before policies, and EXPLAIN shows how many rows they leave. So the role comes first,
--- and the id behind a function, which must wait for the policy.
+-- Conditions on indexed columns come before policies, and EXPLAIN shows how many rows they leave. So the role
+-- comes first, and the id behind a function, which must wait for the policy.
 CREATE UNIQUE INDEX ON ml_rag.evaluation_question (role, run_id, md5(question_id));
 -- nor may estimates, which EXPLAIN shows too, tell what others ask
-ALTER TABLE ml_rag.evaluation_run ALTER name SET STATISTICS 0, ALTER role SET STATISTICS 0, ALTER source SET STATISTICS 0;
+ALTER TABLE ml_rag.evaluation_run ALTER name SET STATISTICS 0, ALTER role SET STATISTICS 0,
+  ALTER source SET STATISTICS 0;
 ALTER TABLE ml_rag.evaluation_question ALTER question_id SET STATISTICS 0, ALTER question SET STATISTICS 0,
   ALTER answer SET STATISTICS 0, ALTER sqlstate SET STATISTICS 0, ALTER message SET STATISTICS 0;
 COMMENT ON TABLE ml_rag.evaluation_question IS 'the questions of the runs of ml_rag_evaluate, one by one';
@@ -69,12 +72,14 @@ SELECT pg_catalog.pg_extension_config_dump('ml_rag.evaluation_question', '');
 -- Questions and answers may be confidential: nobody but the superuser sees those of others.
 ALTER TABLE ml_rag.evaluation_run ENABLE ROW LEVEL SECURITY;
 ALTER TABLE ml_rag.evaluation_question ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own ON ml_rag.evaluation_run USING ((SELECT jsonb_build_object(current_user, true))[role] IS NOT NULL AND role = current_user)
+CREATE POLICY own ON ml_rag.evaluation_run
+  USING ((SELECT jsonb_build_object(current_user, true))[role] IS NOT NULL AND role = current_user)
 WITH CHECK (role = current_user);
 CREATE POLICY own ON ml_rag.evaluation_question
 USING ((SELECT jsonb_build_object(current_user, true))[role] IS NOT NULL AND role = current_user)
 WITH CHECK (role = current_user AND EXISTS (
-  SELECT FROM ml_rag.evaluation_run AS r WHERE r.run_id = evaluation_question.run_id AND r.role = current_user));
+  SELECT FROM ml_rag.evaluation_run AS r WHERE r.run_id = evaluation_question.run_id
+    AND r.role = current_user));
 
 -- nobody may DELETE, or they could LOCK the table: see chat/tables.sql
 -- A run is forgotten by an UPDATE of its questions to 0: evaluate/forget.
@@ -84,24 +89,30 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: delete one run; the role is looked at beside the policy, which does not bind the superuser
 -- Writes: ml_rag.evaluation_run
 BEGIN
-  UPDATE ml_rag.evaluation_run AS r SET questions = 0 WHERE r.role = current_user AND r.run_id = forget_evaluation.run_id;
+  UPDATE ml_rag.evaluation_run AS r SET questions = 0
+  WHERE r.role = current_user AND r.run_id = forget_evaluation.run_id;
   RETURN FOUND;
 @CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.forget_evaluation(bigint) IS
 $$deletes a run of ml_rag_evaluate of the caller's, with its questions
-Returns whether there was one. Several: SELECT ml_rag.forget_evaluation(run_id) FROM ml_rag.evaluation_run WHERE …
+Returns whether there was one. Several: SELECT ml_rag.forget_evaluation(run_id) FROM ml_rag.evaluation_run
+WHERE …
 Errors: 25006 read-only transaction.$$;
 
-CREATE FUNCTION ml_rag._judge(model_id text, task text, question text, hits ml_rag.hit[], OUT score float8, OUT reason text)
+CREATE FUNCTION ml_rag._judge(model_id text, task text, question text, hits ml_rag.hit[], OUT score float8,
+  OUT reason text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: a score from 0 to 1 by a judge model, with its reason; null where it gives none, or nonsense
 DECLARE
   _found jsonb;
 BEGIN
-  _found := (ml_rag._python('generate', jsonb_build_array(jsonb_build_object('prompt', format(E'%s\n\n%s', task, question),
-    'documents', (SELECT jsonb_agg(jsonb_build_object('document_name', coalesce(hits[i].document_name, hits[i].vector_store),
+  _found := (ml_rag._python('generate',
+    jsonb_build_array(jsonb_build_object('prompt', format(E'%s\n\n%s', task, question),
+    'documents',
+      (SELECT jsonb_agg(jsonb_build_object('document_name',
+        coalesce(hits[i].document_name, hits[i].vector_store),
         'text', hits[i].segment) ORDER BY i) FROM generate_subscripts(hits, 1) AS i),
     'options', jsonb_build_object('model_id', model_id, 'task', 'judgement', 'max_tokens', 192,
       'json_schema', '{"type": "object", "properties": {"reason": {"type": "string", "maxLength": 300},
@@ -121,25 +132,28 @@ $$;
 
 CREATE FUNCTION ml_rag._with_history(rag jsonb, own jsonb, history jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the options of ml_rag with the history of a question; anew from what was given, as defaults depend on it
+-- purpose: the options of ml_rag with the history of a question; anew from what was given, as defaults depend
+-- on it
 BEGIN
   IF coalesce(history, 'null') = 'null' THEN
     RETURN rag;
   END IF;
   RETURN rag || jsonb_build_object('query_options', ml_rag._parse_query_options(
-    coalesce(nullif(own #> '{options,query_options}', 'null'), '{}') || jsonb_build_object('history', history)));
+    coalesce(nullif(own #> '{options,query_options}', 'null'), '{}')
+      || jsonb_build_object('history', history)));
 END
 $$;
 
-CREATE FUNCTION ml_rag._evaluate_question(question jsonb, own jsonb, rag jsonb, cutoffs integer[], call integer,
+CREATE FUNCTION ml_rag._evaluate_question(question jsonb, own jsonb, rag jsonb, cutoffs integer[],
+  call integer,
   OUT result ml_rag.evaluation_question)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 -- a warning that belongs to all questions was given once
 SET client_min_messages = 'error'
 AS $$
--- purpose: one question: retrieved, answered where asked for, measured. A history that is wrong fails its question. An error is
--- part of the result, except that of a lost model server: what comes after it would measure nothing. call: what ml_rag._begin has
--- returned
+-- purpose: one question: retrieved, answered where asked for, measured. A history that is wrong fails its
+-- question. An error is part of the result, except that of a lost model server: what comes after it would
+-- measure nothing. call: what ml_rag._begin has returned
 DECLARE
   _query text := question ->> 'question';
   _expected jsonb := question -> 'documents';
@@ -172,7 +186,8 @@ BEGIN
   _began := clock_timestamp();
   result.latency := '{}';
   BEGIN
-    _found := ml_rag._retrieve(ml_rag._request(_query, ml_rag._with_history(rag, own, question -> 'history'), call));
+    _found := ml_rag._retrieve(ml_rag._request(_query,
+      ml_rag._with_history(rag, own, question -> 'history'), call));
     _request := _found.request;
     _retrieval := _found.retrieval;
     result.latency := jsonb_build_object('retrieval', ml_rag._milliseconds(_began))
@@ -203,10 +218,12 @@ BEGIN
     _measures := ml_rag._ranking_measures(_gains, _items, _expected, cutoffs)
       || jsonb_build_object(
         'citation_match', coalesce(true = ANY (_relevant[1:_cited]), false)::integer,
-        'citation_share', coalesce((SELECT avg(c::integer)::float8 FROM unnest(_relevant[1:_cited]) AS c), 0));
+        'citation_share',
+        coalesce((SELECT avg(c::integer)::float8 FROM unnest(_relevant[1:_cited]) AS c), 0));
   END IF;
   IF _generate AND cardinality(_answers) > 0 AND _answerable IS NOT FALSE THEN
-    _measures := _measures || ml_rag._python('answer_measures', jsonb_build_array(CASE WHEN NOT _refused THEN result.answer END, _answers));
+    _measures := _measures || ml_rag._python('answer_measures',
+      jsonb_build_array(CASE WHEN NOT _refused THEN result.answer END, _answers));
   END IF;
   IF _answerable IS NOT NULL THEN
     _measures := _measures || jsonb_build_object(
@@ -226,10 +243,12 @@ BEGIN
       _began := clock_timestamp();
       PERFORM ml_rag._stage(call, 'judge', own ->> 'judge_model_id');
       _groundedness := ml_rag._judge(own ->> 'judge_model_id',
-        'How far do the documents support this statement? Score 0 (not at all) to 4 (each part of it), after the reason in one sentence.',
+        'How far do the documents support this statement? Score 0 (not at all) to 4 (each part of it), after '
+        'the reason in one sentence.',
         result.answer, _hits);
       _relevance := ml_rag._judge(own ->> 'judge_model_id',
-        'How well does this answer address its question? Score 0 (not at all) to 4 (fully), after the reason in one sentence.',
+        'How well does this answer address its question? Score 0 (not at all) to 4 (fully), after the reason '
+        'in one sentence.',
         format(E'Question: %s\nAnswer: %s', _query, result.answer), NULL);
       _measures := _measures || jsonb_strip_nulls(jsonb_build_object('groundedness', _groundedness.score,
         'relevance', _relevance.score));
@@ -240,7 +259,8 @@ BEGIN
   END IF;
   IF own ? 'metrics' THEN
     _document := jsonb_build_object('text', result.answer, 'citations',
-      ml_rag._citations(_hits, '["document_id", "segment_number", "vector_store", "metadata", "score", "rank"]', _query));
+      ml_rag._citations(_hits,
+        '["document_id", "segment_number", "vector_store", "metadata", "score", "rank"]', _query));
     FOR _metric IN SELECT m FROM jsonb_array_elements(own -> 'metrics') AS m LOOP
       EXECUTE format('SELECT %s($1, $2, $3)', (ml_rag._find_function('metrics', _metric)).name)
         INTO _value USING _query, _document, _answers[1];
@@ -255,7 +275,8 @@ BEGIN
     SELECT jsonb_agg(jsonb_strip_nulls(jsonb_build_object(
       'vector_store', h.vector_store, 'document_name', h.document_name, 'document_id', h.document_id,
       'segment_number', h.segment_number, 'page', h.metadata -> 'page',
-      'distance', h.distance, 'keyword_score', h.keyword_score, 'score', h.score, 'rerank_score', h.rerank_score,
+      'distance', h.distance, 'keyword_score', h.keyword_score, 'score', h.score, 'rerank_score',
+      h.rerank_score,
       'relevant', CASE WHEN _has_expected THEN _relevant[h.place] END)) ORDER BY h.place)
     FROM (SELECT p.place, (_hits[p.place]).* FROM generate_subscripts(_hits, 1) AS p (place)
           WHERE p.place <= greatest(_cited, cutoffs[cardinality(cutoffs)])) AS h), '[]');
@@ -295,7 +316,8 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = 'the run cannot be kept in a read-only transaction',
       HINT = 'Set "keep": false.';
   END IF;
-  _questions := ARRAY(SELECT jsonb_array_elements(ml_rag._check_questions(ml_rag._read_questions(source, path),
+  _questions :=
+    ARRAY(SELECT jsonb_array_elements(ml_rag._check_questions(ml_rag._read_questions(source, path),
     _parsed.columns, _parsed.own)));
   _stores := ml_rag._discover(_parsed.rag);
   IF cardinality(_stores) = 0 AND (_parsed.rag ->> 'n_citations')::integer > 0 THEN
@@ -306,7 +328,8 @@ BEGIN
     PERFORM ml_rag._stage(_call, 'judge', _parsed.own ->> 'judge_model_id');
     BEGIN
       -- a judge that is not there would be noticed by nothing but scores that are missing at the end
-      PERFORM ml_rag.generate('1', jsonb_build_object('model_id', _parsed.own -> 'judge_model_id', 'max_tokens', 1));
+      PERFORM ml_rag.generate('1', jsonb_build_object('model_id', _parsed.own -> 'judge_model_id',
+        'max_tokens', 1));
     EXCEPTION WHEN external_routine_exception OR too_many_connections THEN
       NULL;  -- it is there, and had nothing to say, or others were asking it
     END;
@@ -319,7 +342,8 @@ BEGIN
     _failed := _failed + (_result.sqlstate IS NOT NULL)::integer;
   END LOOP;
   PERFORM ml_rag._stage(_call, '');
-  PERFORM ml_rag._progress(_call, _table, 'summing up', cardinality(_questions), cardinality(_questions), _failed);
+  PERFORM ml_rag._progress(_call, _table, 'summing up', cardinality(_questions),
+    cardinality(_questions), _failed);
   -- a run in which nothing worked has measured nothing
   IF (SELECT bool_and(r.sqlstate IS NOT NULL AND r.sqlstate <> 'P0002') AND count(DISTINCT r.sqlstate) = 1
       FROM unnest(_results) AS r) THEN
@@ -333,17 +357,20 @@ BEGIN
     coalesce(jsonb_object_agg(m.key, m.n), '{}') INTO _measures, _counted
   FROM (SELECT e.key, avg(e.value::text::float8) AS mean, count(*) AS n
         FROM unnest(_results) AS r CROSS JOIN jsonb_each(r.measures) AS e GROUP BY e.key) AS m;
-  SELECT coalesce(jsonb_object_agg(l.key, jsonb_build_object('p50', l.p50, 'p95', l.p95, 'mean', l.mean)), '{}')
+  SELECT coalesce(jsonb_object_agg(l.key, jsonb_build_object('p50', l.p50, 'p95', l.p95, 'mean', l.mean)),
+    '{}')
   INTO _latency
   FROM (SELECT e.key, round(avg(e.value::text::numeric), 3) AS mean,
           percentile_disc(0.5) WITHIN GROUP (ORDER BY e.value::text::numeric) AS p50,
           percentile_disc(0.95) WITHIN GROUP (ORDER BY e.value::text::numeric) AS p95
         FROM unnest(_results) AS r CROSS JOIN jsonb_each(r.latency) AS e GROUP BY e.key) AS l;
   SELECT coalesce(jsonb_object_agg(s.sqlstate, s.n), '{}') INTO _errors
-  FROM (SELECT r.sqlstate, count(*) AS n FROM unnest(_results) AS r WHERE r.sqlstate IS NOT NULL GROUP BY 1) AS s;
+  FROM (SELECT r.sqlstate, count(*) AS n FROM unnest(_results) AS r
+    WHERE r.sqlstate IS NOT NULL GROUP BY 1) AS s;
   -- what a run depends on beside its options
   _models := jsonb_strip_nulls(jsonb_build_object(
-    'embed', (SELECT jsonb_agg(DISTINCT s.embed_model_id) FROM unnest(_stores) AS s WHERE s.embed_model_id IS NOT NULL),
+    'embed', (SELECT jsonb_agg(DISTINCT s.embed_model_id) FROM unnest(_stores) AS s
+      WHERE s.embed_model_id IS NOT NULL),
     'generate', CASE WHEN (_parsed.own -> 'generate')::boolean THEN
       coalesce(_parsed.rag #>> '{model_options,model_id}', ml_rag._default_model()) END,
     'rerank', CASE WHEN _parsed.rag ? 'rerank' THEN
@@ -357,19 +384,24 @@ BEGIN
   _names := ARRAY(SELECT s.vector_store FROM unnest(_stores) AS s ORDER BY 1);
   _seconds := ml_rag._milliseconds(_began) / 1000;
   IF _keep THEN
-    INSERT INTO ml_rag.evaluation_run (name, started_at, seconds, source, questions, options, stores, models, versions,
+    INSERT INTO ml_rag.evaluation_run (name, started_at, seconds, source, questions, options, stores,
+      models, versions,
       measures, counted, latency, errors)
-    VALUES (_parsed.own ->> 'name', _began, _seconds, source, cardinality(_questions), coalesce(options, '{}'), _names,
+    VALUES (_parsed.own ->> 'name', _began, _seconds, source, cardinality(_questions),
+      coalesce(options, '{}'), _names,
       _models, _versions, _measures, _counted, _latency,
       _errors)
     RETURNING run_id INTO _run_id;
-    INSERT INTO ml_rag.evaluation_question (run_id, question_id, question, answer, citations, measures, reasons, latency,
+    INSERT INTO ml_rag.evaluation_question (run_id, question_id, question, answer, citations, measures,
+      reasons, latency,
       sqlstate, message)
-    SELECT _run_id, r.question_id, r.question, r.answer, r.citations, r.measures, r.reasons, r.latency, r.sqlstate, r.message
+    SELECT _run_id, r.question_id, r.question, r.answer, r.citations, r.measures, r.reasons, r.latency,
+      r.sqlstate, r.message
     FROM unnest(_results) AS r;
   END IF;
   PERFORM ml_rag._end(_call);
-  RETURN jsonb_build_object('run_id', _run_id, 'name', _parsed.own -> 'name', 'questions', cardinality(_questions),
+  RETURN jsonb_build_object('run_id', _run_id, 'name', _parsed.own -> 'name',
+    'questions', cardinality(_questions),
     'seconds', _seconds, 'measures', _measures, 'counted', _counted, 'latency', _latency,
     'errors', _errors, 'vector_store', _names, 'models', _models,
     'versions', _versions);
@@ -382,7 +414,8 @@ $$;
 CREATE FUNCTION @extschema@.ml_rag_evaluate(questions text, options jsonb DEFAULT NULL) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the ruler
--- No SET clause: the names in the query are the caller's. So every name here is qualified and no operator is used.
+-- No SET clause: the names in the query are the caller's. So every name here is qualified and no operator is
+-- used.
 BEGIN
   RETURN ml_rag._evaluate(questions, options, pg_catalog.current_setting('search_path'));
 @CATCH@
@@ -390,18 +423,18 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_evaluate(text, jsonb) IS
 $$measures retrieval and answers over many questions: ml_rag_evaluate('questions', '{"options": {"n_citations": 5}}')
-questions: a table or a query that gives id, question, documents, answers, answerable, history; only question must be there, and
-measures that need a missing column are left out. The query runs read-only, as the caller; do not let strangers write it.
-options with ranges and defaults: SELECT * FROM ml_rag.option WHERE routine IN ('ml_rag_evaluate',
-'evaluation_columns'); those of ml_rag go into "options".
+questions: a table or a query that gives id, question, documents, answers, answerable, history; only question
+must be there, and measures that need a missing column are left out. The query runs read-only, as the caller;
+do not let strangers write it. options with ranges and defaults: SELECT * FROM ml_rag.option WHERE routine IN
+('ml_rag_evaluate', 'evaluation_columns'); those of ml_rag go into "options".
 Returns {"run_id", "name", "questions", "seconds", "measures": {"recall@10": 0.9, …}, "counted": over how many
-questions, "latency": {stage: {"p50", "p95", "mean"} in ms}, "errors": {SQLSTATE: questions}, "vector_store", "models",
-"versions"}.
+questions, "latency": {stage: {"p50", "p95", "mean"} in ms}, "errors": {SQLSTATE: questions}, "vector_store",
+"models", "versions"}.
 A question that fails counts as one for which nothing was found. Runs are kept in ml_rag.evaluation_run and
 ml_rag.evaluation_question, where everybody sees their own; ml_rag_compare_runs compares two.
-Errors: 22023 bad option, no questions, two of one id, malformed documents; 42P01, 42703, 42501 and others of the query;
-25006 a query that writes, or a run to be kept in a read-only transaction; 57014; those of ml_rag_answer
-where every question fails.$$;
+Errors: 22023 bad option, no questions, two of one id, malformed documents; 42P01, 42703, 42501 and others of
+the query; 25006 a query that writes, or a run to be kept in a read-only transaction; 57014; those of
+ml_rag_answer where every question fails.$$;
 
 CREATE FUNCTION @extschema@.ml_rag_evaluate(questions regclass, options jsonb DEFAULT NULL) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$

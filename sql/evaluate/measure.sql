@@ -1,10 +1,12 @@
--- measure: what a ruler reads off one question. Functions of what was found and what was expected, and nothing else.
+-- measure: what a ruler reads off one question. Functions of what was found and what was expected, and
+-- nothing else.
 
 CREATE FUNCTION ml_rag._expected_documents(value jsonb) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: the expected documents of a question in one form, [{"document", "grade", "metadata"}], grades above 0 only
--- In: a name or id, an array of them or of objects {"document", "grade", any key of metadata}, or name -> grade.
--- Null for null, which is "nobody has said"; [] is "none".
+-- purpose: the expected documents of a question in one form, [{"document", "grade", "metadata"}], grades
+-- above 0 only
+-- In: a name or id, an array of them or of objects {"document", "grade", any key of metadata}, or name ->
+-- grade. Null for null, which is "nobody has said"; [] is "none".
 DECLARE
   _items jsonb;
 BEGIN
@@ -27,7 +29,8 @@ BEGIN
     PERFORM ml_rag._raise(jsonb_build_object('sqlstate', '22023', 'message', 'invalid expected documents',
       'detail', format('Got %s.', left(value::text, 200)),
       'hint', 'A name, an array of names, an object of names and grades, or an array of '
-        '{"document": "a.pdf", "grade": 1, "page": 7}, in which any further key is segment_number or one of the metadata.'));
+        '{"document": "a.pdf", "grade": 1, "page": 7}, in which any further key is segment_number or one '
+        'of the metadata.'));
   END IF;
   RETURN (
     SELECT coalesce(jsonb_agg(to_jsonb(g) ORDER BY g.document, g.metadata), '[]') FROM (
@@ -42,8 +45,9 @@ CREATE FUNCTION ml_rag._grade_hits(hits ml_rag.hit[], expected jsonb, match text
   OUT gains float8[], OUT items integer[], OUT relevant boolean[])
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: which expected documents were found where; expected comes from ml_rag._expected_documents
--- gains, items: by rank of the documents (not of the segments): a document counts once, at its best segment, and so
--- does a page where pages are expected. gains = the grade, items = how many expected ones are here for the first time.
+-- gains, items: by rank of the documents (not of the segments): a document counts once, at its best segment,
+-- and so does a page where pages are expected. gains = the grade, items = how many expected ones are here for
+-- the first time.
 -- relevant: by hit.
 BEGIN
   WITH item AS MATERIALIZED (
@@ -59,7 +63,8 @@ BEGIN
           ARRAY(SELECT m.metadata ->> n FROM unnest((SELECT k.names FROM key AS k)) AS n))::text AS document
     FROM generate_subscripts(hits, 1) AS p
     CROSS JOIN LATERAL (SELECT jsonb_build_object('segment_number', hits[p].segment_number)
-      || CASE jsonb_typeof(hits[p].metadata) WHEN 'object' THEN hits[p].metadata ELSE '{}' END) AS m (metadata)
+      || CASE jsonb_typeof(hits[p].metadata) WHEN 'object' THEN hits[p].metadata
+        ELSE '{}' END) AS m (metadata)
   ), ranked AS MATERIALIZED (
     SELECT f.document, f.place, row_number() OVER (ORDER BY f.place) AS rank
     FROM (SELECT h.document, min(h.place) AS place FROM hit AS h GROUP BY h.document) AS f
@@ -73,12 +78,16 @@ BEGIN
                       WHERE m.value IS DISTINCT FROM h.metadata ->> m.key)
   ), first AS MATERIALIZED (
     SELECT f.rank, max(f.grade) AS gain, count(*)::integer AS items
-    FROM (SELECT DISTINCT ON (m.place) m.rank, m.grade FROM matched AS m ORDER BY m.place, m.rank) AS f GROUP BY f.rank
+    FROM (SELECT DISTINCT ON (m.place) m.rank, m.grade FROM matched AS m ORDER BY m.place, m.rank) AS f
+    GROUP BY f.rank
   )
   SELECT
-    (SELECT array_agg(coalesce(f.gain, 0) ORDER BY r.rank) FROM ranked AS r LEFT JOIN first AS f ON f.rank = r.rank),
-    (SELECT array_agg(coalesce(f.items, 0) ORDER BY r.rank) FROM ranked AS r LEFT JOIN first AS f ON f.rank = r.rank),
-    (SELECT array_agg(EXISTS (SELECT FROM matched AS m WHERE m.document = h.document) ORDER BY h.place) FROM hit AS h)
+    (SELECT array_agg(coalesce(f.gain, 0) ORDER BY r.rank) FROM ranked AS r
+      LEFT JOIN first AS f ON f.rank = r.rank),
+    (SELECT array_agg(coalesce(f.items, 0) ORDER BY r.rank) FROM ranked AS r
+      LEFT JOIN first AS f ON f.rank = r.rank),
+    (SELECT array_agg(EXISTS (SELECT FROM matched AS m WHERE m.document = h.document) ORDER BY h.place)
+      FROM hit AS h)
   INTO gains, items, relevant;
   gains := coalesce(gains, '{}');
   items := coalesce(items, '{}');
@@ -92,16 +101,19 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: recall@k, nDCG@k and reciprocal rank of one ranking, as trec_eval defines them
 -- Source: Järvelin and Kekäläinen 2002, gain = grade, discount log2(rank + 1).
 DECLARE
-  _ideal float8[] := ARRAY(SELECT (e -> 'grade')::float8 FROM jsonb_array_elements(expected) AS e ORDER BY 1 DESC);
+  _ideal float8[] := ARRAY(SELECT (e -> 'grade')::float8 FROM jsonb_array_elements(expected) AS e
+    ORDER BY 1 DESC);
   _measures jsonb := jsonb_build_object('mrr', coalesce((
     SELECT 1.0::float8 / min(i) FROM generate_subscripts(gains, 1) AS i WHERE gains[i] > 0), 0));
   _k integer;
 BEGIN
   FOREACH _k IN ARRAY cutoffs LOOP
     _measures := _measures || jsonb_build_object(
-      format('recall@%s', _k), coalesce((SELECT sum(n) FROM unnest(items[1:_k]) AS n), 0)::float8 / cardinality(_ideal),
+      format('recall@%s', _k), coalesce((SELECT sum(n) FROM unnest(items[1:_k]) AS n),
+        0)::float8 / cardinality(_ideal),
       format('ndcg@%s', _k), (
-        SELECT coalesce(sum(gains[i] * ln(2::float8) / ln((i + 1)::float8)), 0) / sum(_ideal[i] * ln(2::float8) / ln((i + 1)::float8))
+        SELECT coalesce(sum(gains[i] * ln(2::float8) / ln((i + 1)::float8)),
+          0) / sum(_ideal[i] * ln(2::float8) / ln((i + 1)::float8))
         FROM generate_series(1, _k) AS i));
   END LOOP;
   RETURN _measures;

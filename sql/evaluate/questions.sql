@@ -2,10 +2,11 @@
 
 CREATE FUNCTION ml_rag._read_questions(source text, path text) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the rows of a table or a query as JSON objects, in their order; names mean what they mean to the caller
--- A query can do no more than the caller: it is one statement (a loop takes no two), a subquery, so that it changes
--- nothing by itself, and read-only, so that no function in it does. What it did all the same, such as a temporary
--- table's rows, is rolled back.
+-- purpose: the rows of a table or a query as JSON objects, in their order; names mean what they mean to the
+-- caller
+-- A query can do no more than the caller: it is one statement (a loop takes no two), a subquery, so that it
+-- changes nothing by itself, and read-only, so that no function in it does. What it did all the same, such as
+-- a temporary table's rows, is rolled back.
 -- Reads: what the caller names, as the caller
 DECLARE
   _query text := regexp_replace(source, ';\s*$', '');
@@ -24,7 +25,8 @@ BEGIN
     _is_name := false;
   END;
   IF _is_name THEN
-    -- after set_config names are looked up in the caller's path, so there is nothing here that is not qualified
+    -- after set_config names are looked up in the caller's path, so there is nothing here that is not
+    -- qualified
     PERFORM pg_catalog.set_config('search_path', path, true);
     _relation := source::pg_catalog.regclass;
     PERFORM pg_catalog.set_config('search_path', _path, true);
@@ -49,7 +51,8 @@ $$;
 CREATE FUNCTION ml_rag._parse_evaluate_options(options jsonb, OUT own jsonb, OUT rag jsonb, OUT columns jsonb,
   OUT cutoffs integer[])
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the options of ml_rag_evaluate, those of ml_rag inside, the names of the columns, the cut-offs in order
+-- purpose: the options of ml_rag_evaluate, those of ml_rag inside, the names of the columns, the cut-offs in
+-- order
 DECLARE
   _one jsonb;
   _names text[] := '{}';
@@ -61,7 +64,8 @@ BEGIN
   rag := ml_rag._parse_rag_options(own -> 'options') - 'explain';
   columns := ml_rag.parse_options('evaluation_columns', own -> 'columns');
   IF rag ? 'query_embedding' THEN
-    PERFORM ml_rag._bad_option('query_embedding', rag -> 'query_embedding', 'nothing: each question has its own',
+    PERFORM ml_rag._bad_option('query_embedding', rag -> 'query_embedding',
+      'nothing: each question has its own',
       'Leave "query_embedding" out of "options".');
   END IF;
   IF jsonb_array_length(own -> 'k') NOT BETWEEN 1 AND 20 OR EXISTS (
@@ -70,7 +74,8 @@ BEGIN
       OR (e #>> '{}')::integer NOT BETWEEN 1 AND 100) THEN
     PERFORM ml_rag._bad_option('k', own -> 'k', '1 to 20 integers from 1 to 100');
   END IF;
-  cutoffs := ARRAY(SELECT DISTINCT (e #>> '{}')::integer FROM jsonb_array_elements(own -> 'k') AS e ORDER BY 1);
+  cutoffs := ARRAY(SELECT DISTINCT (e #>> '{}')::integer FROM jsonb_array_elements(own -> 'k') AS e
+    ORDER BY 1);
   -- metrics of the caller's are called by their functions, without schema
   FOR _one IN SELECT m FROM jsonb_array_elements(own -> 'metrics') AS m LOOP
     PERFORM ml_rag._find_function('metrics', _one);
@@ -90,8 +95,8 @@ BEGIN
   END;
   _generate := (own -> 'generate')::boolean OR own ? 'judge_model_id';
   own := own || jsonb_build_object('generate', _generate);
-  -- More is looked at than a caller gets, so that k documents are found though several segments are of one; not where
-  -- the number of segments has a part in the answer.
+  -- More is looked at than a caller gets, so that k documents are found though several segments are of one;
+  -- not where the number of segments has a part in the answer.
   IF NOT _generate AND (own -> 'options' -> 'n_citations') IS NULL
     AND coalesce((rag #>> '{retrieval_options,segment_overlap}')::integer, 0) = 0 THEN
     own := own || jsonb_build_object('cited', rag -> 'n_citations');
@@ -103,8 +108,8 @@ $$;
 
 CREATE FUNCTION ml_rag._check_questions(rows jsonb, columns jsonb, own jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the questions in one form, [{id, question, documents, answers, answerable, history}], sampled; null = no such
--- column. history is checked with the options of the question
+-- purpose: the questions in one form, [{id, question, documents, answers, answerable, history}], sampled;
+-- null = no such column. history is checked with the options of the question
 DECLARE
   _wrong text;
   _questions jsonb;
@@ -136,25 +141,31 @@ BEGIN
     FROM jsonb_array_elements(rows) WITH ORDINALITY AS r (value, place)
     -- a seed shuffles, the same way each time
     ORDER BY CASE WHEN own ? 'seed' THEN
-      hashtextextended(coalesce(r.value ->> (columns ->> 'id'), r.place::text), (own ->> 'seed')::bigint) END, r.place
+      hashtextextended(coalesce(r.value ->> (columns ->> 'id'), r.place::text),
+        (own ->> 'seed')::bigint) END, r.place
     LIMIT (own ->> 'limit')::bigint) AS q;
-  SELECT q ->> 'id' INTO _wrong FROM jsonb_array_elements(_questions) AS q GROUP BY 1 HAVING count(*) > 1 LIMIT 1;
+  SELECT q ->> 'id' INTO _wrong FROM jsonb_array_elements(_questions) AS q GROUP BY 1
+  HAVING count(*) > 1 LIMIT 1;
   IF FOUND THEN
     PERFORM ml_rag._raise(jsonb_build_object('sqlstate', '22023', 'message', 'two questions have one id',
-      'detail', format('Id %s.', left(_wrong, 200)), 'hint', 'Ids tell the questions apart when runs are compared.'));
+      'detail', format('Id %s.', left(_wrong, 200)), 'hint',
+        'Ids tell the questions apart when runs are compared.'));
   END IF;
   RETURN _questions;
 END
 $$;
 
-CREATE FUNCTION ml_rag._warn_of_unknown_documents(stores ml_rag.store[], questions jsonb[], match text) RETURNS void
+CREATE FUNCTION ml_rag._warn_of_unknown_documents(stores ml_rag.store[], questions jsonb[],
+  match text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: expected documents that no store has, before the first question is asked: they would count as not found
+-- purpose: expected documents that no store has, before the first question is asked: they would count as not
+-- found
 -- Reads: the stores, as the caller
 DECLARE
   _most CONSTANT integer := 20000;
   _expected text[] := ARRAY(
-    SELECT d ->> 'document' FROM unnest(questions) AS q CROSS JOIN jsonb_array_elements(nullif(q -> 'documents', 'null')) AS d
+    SELECT d ->> 'document' FROM unnest(questions) AS q
+    CROSS JOIN jsonb_array_elements(nullif(q -> 'documents', 'null')) AS d
     GROUP BY 1 ORDER BY 1);
   _unknown text[] := _expected;
   _names text[] := '{}';
@@ -216,6 +227,7 @@ BEGIN
       cardinality(_expected)),
     DETAIL = format('They count as not found. The first: "%s". Searched: %s.', left(_unknown[1], 200),
       (SELECT string_agg(s.vector_store, ', ') FROM unnest(stores) AS s)),
-    HINT = concat('Did you mean ' || _near || '? ', '"match" says how names are compared; row-level security may hide documents.');
+    HINT = concat('Did you mean ' || _near || '? ', '"match" says how names are compared; row-level security '
+      'may hide documents.');
 END
 $$;

@@ -13,7 +13,8 @@ BEGIN
   IF NOT EXISTS (SELECT FROM ml_rag.setting AS s WHERE s.name = configure.name) THEN
     RAISE EXCEPTION USING ERRCODE = '22023',
       MESSAGE = format('unknown setting %s', coalesce(quote_literal(configure.name), 'NULL')),
-      DETAIL = format('Settings: %s.', (SELECT string_agg(s.name, ', ' ORDER BY s.name) FROM ml_rag.setting AS s));
+      DETAIL = format('Settings: %s.', (SELECT string_agg(s.name, ', ' ORDER BY s.name)
+        FROM ml_rag.setting AS s));
   END IF;
   IF configure.name = 'model_server' THEN
     -- one that cannot be an address, or whose look-up could hang
@@ -24,13 +25,15 @@ BEGIN
     BEGIN
       -- the expression above has let no slash in, so there is no netmask
       _is_good := _parts IS NULL OR _parts[2]::integer BETWEEN 1 AND 65535 AND (_parts[1] = 'localhost'
-        OR CASE WHEN _parts[1] ~ '^\[.*\]$' THEN family(btrim(_parts[1], '[]')::inet) = 6 ELSE family(_parts[1]::inet) = 4 END);
+        OR CASE WHEN _parts[1] ~ '^\[.*\]$' THEN family(btrim(_parts[1], '[]')::inet) = 6
+          ELSE family(_parts[1]::inet) = 4 END);
     EXCEPTION WHEN invalid_text_representation THEN
       NULL;
     END;
     IF NOT _is_good THEN
       RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid address of the model server',
-        DETAIL = format('Got %L; host is an IP address or localhost (IPv6 in brackets), port 1 to 65535.', configure.value),
+        DETAIL = format('Got %L; host is an IP address or localhost (IPv6 in brackets), port 1 to 65535.',
+          configure.value),
         HINT = 'Looking up a host name cannot be cancelled: use its IP address, or a unix socket.';
     END IF;
   END IF;
@@ -60,7 +63,8 @@ BEGIN
       PERFORM ml_rag._raise(_error);
     ELSIF _error IS NOT NULL THEN
       -- no error: the server may be started later
-      RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('the address is set, but %s', _error ->> 'message'),
+      RAISE WARNING USING ERRCODE = '01000',
+        MESSAGE = format('the address is set, but %s', _error ->> 'message'),
         DETAIL = coalesce(_error ->> 'detail', _error ->> 'sqlstate'),
         HINT = coalesce(_error ->> 'hint', 'ml-rag doctor checks the connection and the models.');
     END IF;
@@ -70,8 +74,10 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.configure(text, text) IS
 $$changes a setting of this database (null = back to the default); for the owner of the extension
-model_server: unix:/path/of/socket or http://host:port, host an IP address (IPv6 in brackets) or localhost, port 1-65535.
-default_options: options of ml_rag as JSON, for calls that do not say them. searched_owners: roles separated by commas, quoted as in SQL.
-Where nothing answers at the address of the model server there is a warning, and the address is set all the same.
-Settings are listed by ml_rag.setting. Errors: 22023 unknown setting, malformed address, blank abstain_text, track that
-is neither on nor off, a role that does not exist, a bad option; 42501.$$;
+model_server: unix:/path/of/socket or http://host:port, host an IP address (IPv6 in brackets) or localhost,
+port 1-65535.
+default_options: options of ml_rag as JSON, for calls that do not say them. searched_owners: roles separated
+by commas, quoted as in SQL. Where nothing answers at the address of the model server there is a warning, and
+the address is set all the same. Settings are listed by ml_rag.setting. Errors: 22023 unknown setting,
+malformed address, blank abstain_text, track that is neither on nor off, a role that does not exist, a bad
+option; 42501.$$;

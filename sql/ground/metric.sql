@@ -13,4 +13,5 @@ FROM (VALUES
 CREATE UNIQUE INDEX metric_key ON ml_rag.metric (name);
 COMMENT ON MATERIALIZED VIEW ml_rag.metric IS
 $$the values of distance_metric: pgvector's operator, and its operator class without the type; distance = shift + operator
-similarity = 1 - distance where is_complement, else 1 / (1 + distance). is_angle: of a vector of zeros it is undefined.$$;
+similarity = 1 - distance where is_complement, else 1 / (1 + distance). is_angle: of a vector of zeros it is
+undefined.$$;

@@ -13,8 +13,9 @@ Errors: 08006 where it cannot be reached.$$;
 
 CREATE FUNCTION ml_rag._default_model(models jsonb DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the generation model where no option names one: that of setting generate_model_id, else the first of the catalogue that
--- is there and is not there to try things out only (brief), else extractive. models: those of the model server, if they are known
+-- purpose: the generation model where no option names one: that of setting generate_model_id, else the first
+-- of the catalogue that is there and is not there to try things out only (brief), else extractive. models:
+-- those of the model server, if they are known
 DECLARE
   _model text := ml_rag._get_setting('generate_model_id');
 BEGIN
@@ -26,14 +27,17 @@ BEGIN
   END IF;
   RETURN coalesce((
     SELECT m.value ->> 'id'
-    FROM jsonb_array_elements(CASE jsonb_typeof(models) WHEN 'array' THEN models ELSE '[]' END) WITH ORDINALITY AS m (value, place)
-    WHERE m.value @> '{"task": "generate", "available": true, "brief": false}' AND m.value ->> 'engine' <> 'extractive'
+    FROM jsonb_array_elements(CASE jsonb_typeof(models) WHEN 'array' THEN models ELSE '[]' END)
+      WITH ORDINALITY AS m (value, place)
+    WHERE m.value @> '{"task": "generate", "available": true, "brief": false}'
+      AND m.value ->> 'engine' <> 'extractive'
     ORDER BY m.place LIMIT 1), 'extractive');
 END
 $$;
 
 CREATE FUNCTION @extschema@.ml_supported_models()
-RETURNS TABLE (model_id text, task text, engine text, dimensions integer, max_tokens integer, available boolean,
+RETURNS TABLE (model_id text, task text, engine text, dimensions integer, max_tokens integer,
+  available boolean,
                is_default boolean)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the catalogue of the model server, and which of its models are this database's defaults
@@ -58,14 +62,15 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_supported_models() IS
 $$the models of the model server
-task: embed, generate or rerank. dimensions: of the embedding. max_tokens: longest input (embed, rerank) or the
-context (generate). available: its files are there. is_default: used where no option names one.
+task: embed, generate or rerank. dimensions: of the embedding. max_tokens: longest input (embed, rerank) or
+the context (generate). available: its files are there. is_default: used where no option names one.
 Errors: 08006 where the model server cannot be reached.$$;
 
 CREATE FUNCTION ml_rag._too_small(model_id text, purpose text) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the error, for ml_rag._raise, that a model is one of the smallest by its entry in the catalogue (brief), with a model
--- that is not; null = it is none of them, or the catalogue cannot be read, which the next request says
+-- purpose: the error, for ml_rag._raise, that a model is one of the smallest by its entry in the catalogue
+-- (brief), with a model that is not; null = it is none of them, or the catalogue cannot be read, which the
+-- next request says
 DECLARE
   _outcome record;
   _models jsonb;
@@ -76,16 +81,21 @@ BEGIN
     PERFORM ml_rag._raise(_outcome.error);
   END IF;
   _models := _outcome.found -> 'data';
-  IF NOT coalesce(jsonb_path_exists(_models, '$[*] ? (@.id == $id && @.brief == true)', jsonb_build_object('id', model_id)), false) THEN
+  IF NOT coalesce(jsonb_path_exists(_models, '$[*] ? (@.id == $id && @.brief == true)',
+    jsonb_build_object('id', model_id)), false) THEN
     RETURN NULL;
   END IF;
   -- one that is there, else the one to pull that is large enough for every purpose
   SELECT m.value ->> 'id' AS id, m.value ->> 'pull' AS pull INTO _larger
   FROM jsonb_array_elements(_models) WITH ORDINALITY AS m (value, place)
-  WHERE m.value ->> 'task' = 'generate' AND m.value ->> 'engine' NOT IN ('fake', 'extractive') AND m.value -> 'brief' = 'false'
+  WHERE m.value ->> 'task' = 'generate' AND m.value ->> 'engine' NOT IN ('fake', 'extractive')
+    AND m.value -> 'brief' = 'false'
     AND (m.value -> 'available' = 'true' OR m.value ->> 'pull' IS NOT NULL)
-  ORDER BY m.value -> 'available' = 'true' DESC, m.value ->> 'id' = 'qwen2.5-7b-instruct' DESC, m.place LIMIT 1;
-  RETURN jsonb_build_object('sqlstate', '55000', 'message', format('model %s is too small to %s', model_id, purpose),
-    'hint', concat('Name a larger one in "model_id"', ', such as ' || _larger.id, ', after "' || _larger.pull || '"', '.'));
+  ORDER BY m.value -> 'available' = 'true' DESC, m.value ->> 'id' = 'qwen2.5-7b-instruct' DESC,
+    m.place LIMIT 1;
+  RETURN jsonb_build_object('sqlstate', '55000',
+    'message', format('model %s is too small to %s', model_id, purpose),
+    'hint', concat('Name a larger one in "model_id"', ', such as ' || _larger.id,
+      ', after "' || _larger.pull || '"', '.'));
 END
 $$;

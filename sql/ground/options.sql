@@ -1,11 +1,12 @@
--- options: what callers may say, a record each: type, range, default. The tables of options in README.md and docs/ are
--- made from them by make docs, and tests/sql/test_parse.py tries each at its limits.
+-- options: what callers may say, a record each: type, range, default. The tables of options in README.md and
+-- docs/ are made from them by make docs, and tests/sql/test_parse.py tries each at its limits.
 
 CREATE TABLE ml_rag.option (
   routine text,
   name text,
   type text NOT NULL
-    CHECK (type IN ('text', 'text[]', 'integer', 'number', 'boolean', 'object', 'array', 'choice', 'vector', 'any')),
+    CHECK (type IN ('text', 'text[]', 'integer', 'number', 'boolean', 'object', 'array', 'choice',
+      'vector', 'any')),
   minimum numeric,
   maximum numeric,
   choices text[],
@@ -23,18 +24,21 @@ CREATE TABLE ml_rag.option (
 );
 COMMENT ON TABLE ml_rag.option IS
 $$every option of every routine: type, range, choices, default
-routine: the routine, or the object among its options that has the option as a key. minimum, maximum: both included.
-default_value: taken where the option is absent or null. default_rule: the same in words, where it depends on other
-things. auto_value: what "auto" stands for; null where there is no such word, JSON null where it is decided for each question.
-keys_of: whose options are the keys of an object, or of those in an array. is_private: errors do not repeat the value, as they go
-into the log.$$;
+routine: the routine, or the object among its options that has the option as a key. minimum, maximum: both
+included.
+default_value: taken where the option is absent or null. default_rule: the same in words, where it depends on
+other things. auto_value: what "auto" stands for; null where there is no such word, JSON null where it is
+decided for each question.
+keys_of: whose options are the keys of an object, or of those in an array. is_private: errors do not repeat
+the value, as they go into the log.$$;
 
 CREATE FUNCTION ml_rag._add_options(routine text, records text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $function$
--- purpose: options of a routine, a record a line, further lines of it indented: name | type | default | description
--- type: followed by the range of a number (1..9, 0..), by the words of a choice (a,b, or "of metric"), or by what the
--- keys of an object or of an array's objects are ("of …"); then auto=… and private. default: "= " and the value in JSON,
--- or the rule in words; both with " -- " between; - for neither
+-- purpose: options of a routine, a record a line, further lines of it indented: name | type | default |
+-- description
+-- type: followed by the range of a number (1..9, 0..), by the words of a choice (a,b, or "of metric"), or by
+-- what the keys of an object or of an array's objects are ("of …"); then auto=… and private. default: "= "
+-- and the value in JSON, or the rule in words; both with " -- " between; - for neither
 -- Writes: ml_rag.option
 DECLARE
   f text[];
@@ -42,13 +46,18 @@ BEGIN
   -- one by one: cmin is their order in docs/options.md
   FOR f IN
     SELECT string_to_array(regexp_replace(r.record, '\s+', ' ', 'g'), ' | ')
-    FROM regexp_split_to_table(btrim($2, E'\n'), '\n(?=\S)') WITH ORDINALITY AS r (record, place) ORDER BY r.place
+    FROM regexp_split_to_table(btrim($2, E'\n'), '\n(?=\S)') WITH ORDINALITY AS r (record, place)
+    ORDER BY r.place
   LOOP
-    IF cardinality(f) <> 4 OR f[2] !~ '^[a-z]+(\[\])?( -?[0-9.]*[0-9]?\.\.[0-9.]*| of \w+| \w+(,\w+)+)?( auto=\S+)?( private)?$' THEN
-      RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('cannot read a record of an option of %s', $1),
+    IF cardinality(f) <> 4
+        OR f[2] !~ '^[a-z]+(\[\])?( -?[0-9.]*[0-9]?\.\.[0-9.]*| of \w+| \w+(,\w+)+)?( auto=\S+)?( private)?$'
+          THEN
+      RAISE EXCEPTION USING ERRCODE = '22023',
+        MESSAGE = format('cannot read a record of an option of %s', $1),
         DETAIL = array_to_string(f, ' | ');
     END IF;
-    INSERT INTO ml_rag.option (routine, name, type, minimum, maximum, choices, default_value, auto_value, description,
+    INSERT INTO ml_rag.option (routine, name, type, minimum, maximum, choices, default_value, auto_value,
+      description,
       default_rule, keys_of, is_private)
     VALUES ($1, f[1], split_part(f[2], ' ', 1), substring(f[2] FROM ' (-?[0-9.]*[0-9])\.\.')::numeric,
       substring(f[2] FROM '\.\.([0-9.]+)')::numeric,

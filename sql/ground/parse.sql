@@ -1,4 +1,5 @@
--- parse: options as callers give them, checked against those there are; what is wrong with one is always said in one form.
+-- parse: options as callers give them, checked against those there are; what is wrong with one is always said
+-- in one form.
 
 CREATE FUNCTION ml_rag._bad_option(name text, value jsonb, allowed text, hint text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
@@ -10,14 +11,16 @@ DECLARE
 BEGIN
   IF EXISTS (SELECT FROM ml_rag.option AS o WHERE o.name = $1 AND o.is_private) THEN
     _got := CASE jsonb_typeof($2) WHEN 'string' THEN format('a text of %s characters', length($2 #>> '{}'))
-      WHEN 'array' THEN format('an array of %s', jsonb_array_length($2)) WHEN 'object' THEN 'an object' ELSE _got END;
+      WHEN 'array' THEN format('an array of %s', jsonb_array_length($2)) WHEN 'object' THEN 'an object'
+      ELSE _got END;
   ELSIF length(_got) > 200 THEN
     _got := left(_got, 200) || '…';
   END IF;
   RAISE EXCEPTION USING ERRCODE = '22023',
     MESSAGE = format('invalid value for option "%s"', $1),
     DETAIL = format('Got %s; allowed: %s.', _got, $3),
-    HINT = coalesce(left($4, 500), 'SELECT * FROM ml_rag.option lists the options with their ranges and defaults.');
+    HINT = coalesce(left($4, 500), 'SELECT * FROM ml_rag.option lists the options with their ranges and '
+      'defaults.');
 END
 $$;
 
@@ -65,16 +68,20 @@ BEGIN
     HINT = coalesce(
       -- what other systems call it
       (SELECT format('That is %s here.', s.option) FROM (VALUES
-         ('ml_rag', 'limit', '"n_citations"'), ('ml_rag', 'top_k', '"n_citations"'), ('ml_rag', 'k', '"n_citations"'),
-         ('ml_rag', 'retrieve_top_k', '"n_citations"'), ('ml_rag', 'table', '"vector_store"'), ('ml_rag', 'tables', '"vector_store"'),
+         ('ml_rag', 'limit', '"n_citations"'), ('ml_rag', 'top_k', '"n_citations"'),
+         ('ml_rag', 'k', '"n_citations"'),
+         ('ml_rag', 'retrieve_top_k', '"n_citations"'), ('ml_rag', 'table', '"vector_store"'),
+         ('ml_rag', 'tables', '"vector_store"'),
          ('ml_rag', 'where', '"filters"'), ('ml_rag', 'filter', '"filters"'),
          ('ml_rag', 'threshold', '"max_distance" of "retrieval_options"'), ('arm', 'limit', '"candidates"'),
          ('arm', 'top_k', '"candidates"'), ('ml_rank', 'limit', '"top_n"'), ('ml_rank', 'top_k', '"top_n"'),
-         ('ml_nl_sql', 'limit', '"max_rows"'), ('vector_store_load', 'segment_overlap', '"overlap_tokens" of "chunking"')
+         ('ml_nl_sql', 'limit', '"max_rows"'),
+         ('vector_store_load', 'segment_overlap', '"overlap_tokens" of "chunking"')
        ) AS s (routine, name, option)
        WHERE s.routine = $1 AND s.name = lower($2)),
       -- an option of one of the objects among the options
-      (SELECT format('It belongs in "%s".', o.name) FROM ml_rag.option AS o JOIN ml_rag.option AS i ON i.routine = o.keys_of
+      (SELECT format('It belongs in "%s".', o.name) FROM ml_rag.option AS o
+        JOIN ml_rag.option AS i ON i.routine = o.keys_of
        WHERE o.routine = $1 AND i.name = $2 ORDER BY o.type = 'array', o.name LIMIT 1),
       CASE WHEN _nearest IS NULL THEN 'Leave it out.' ELSE format('Did you mean "%s"?', _nearest) END);
 END
@@ -82,8 +89,8 @@ $$;
 
 CREATE FUNCTION ml_rag.parse_options(routine text, options jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: check the options of a routine, or of one object among them, and fill in the defaults; null = default. The keys of
--- objects among them are checked too
+-- purpose: check the options of a routine, or of one object among them, and fill in the defaults; null =
+-- default. The keys of objects among them are checked too
 -- Reads: ml_rag.option
 DECLARE
   _parsed jsonb;
@@ -100,12 +107,14 @@ BEGIN
   END IF;
   IF jsonb_typeof($2) <> 'object' THEN
     PERFORM ml_rag._bad_option($1, $2, 'a JSON object',
-      format('Options are one JSON object, such as %s.', CASE $1 WHEN 'index' THEN '{"type": "hnsw"}' ELSE '{"n_citations": 5}' END));
+      format('Options are one JSON object, such as %s.',
+        CASE $1 WHEN 'index' THEN '{"type": "hnsw"}' ELSE '{"n_citations": 5}' END));
   END IF;
 
   FOR _option IN
     SELECT e.key, e.value, o.* FROM jsonb_each($2) AS e
-    LEFT JOIN LATERAL (SELECT * FROM ml_rag.option AS o WHERE o.routine = $1 AND o.name = e.key OFFSET 0) AS o ON true
+    LEFT JOIN LATERAL (SELECT * FROM ml_rag.option AS o
+      WHERE o.routine = $1 AND o.name = e.key OFFSET 0) AS o ON true
   LOOP
     _key := _option.key;
     _value := _option.value;
@@ -147,10 +156,12 @@ BEGIN
     WHEN 'array' THEN
       IF _kind <> 'array' THEN _allowed := 'an array'; END IF;
     WHEN 'vector' THEN
-      IF _kind NOT IN ('array', 'string') THEN _allowed := 'an array of numbers, or the text form of a vector'; END IF;
+      IF _kind NOT IN ('array', 'string') THEN
+        _allowed := 'an array of numbers, or the text form of a vector'; END IF;
     WHEN 'choice' THEN
       IF _kind = 'string' THEN
-        SELECT to_jsonb(c) INTO _value FROM unnest(_option.choices) AS c WHERE lower(c) = lower(_value #>> '{}');
+        SELECT to_jsonb(c) INTO _value FROM unnest(_option.choices) AS c
+        WHERE lower(c) = lower(_value #>> '{}');
       END IF;
       IF _kind <> 'string' OR _value IS NULL THEN
         _value := $2 -> _key;
@@ -174,14 +185,18 @@ BEGIN
     IF _allowed IS NOT NULL THEN
       -- the value itself may be private
       PERFORM ml_rag._bad_option(_key, _value, _allowed, CASE
-        WHEN _option.type = 'text[]' AND _kind = 'string' THEN format('Put it in brackets: {"%s": ["…"]}.', _key)
-        WHEN _option.type = 'array' AND _kind = 'object' THEN format('Put it in brackets: {"%s": [{…}]}.', _key)
+        WHEN _option.type = 'text[]' AND _kind = 'string' THEN
+          format('Put it in brackets: {"%s": ["…"]}.', _key)
+        WHEN _option.type = 'array' AND _kind = 'object' THEN
+          format('Put it in brackets: {"%s": [{…}]}.', _key)
         -- a word that is the value of one of its keys
         WHEN _option.type = 'object' AND _kind = 'string' THEN (
           SELECT format('Write {"%s": {"%s": %s}}.', _key, i.name, _value) FROM ml_rag.option AS i
-          WHERE i.routine = _option.keys_of AND (i.name = 'model_id' OR lower(_value #>> '{}') = ANY (i.choices))
+          WHERE i.routine = _option.keys_of AND (i.name = 'model_id'
+            OR lower(_value #>> '{}') = ANY (i.choices))
           ORDER BY i.name = 'model_id' LIMIT 1)
-        WHEN _option.type = 'object' AND _value = 'true' THEN format('{"%s": {}} takes its defaults.', _key) END);
+        WHEN _option.type = 'object' AND _value = 'true' THEN
+          format('{"%s": {}} takes its defaults.', _key) END);
     END IF;
     _parsed := jsonb_set(_parsed, ARRAY[_key], _value);
   END LOOP;
@@ -190,14 +205,14 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.parse_options(text, jsonb) IS
 $$checks the options of a routine and fills in the defaults
-routine: ml_rag, retrieval_options, ml_generate, … as in ml_rag.option. A JSON null stands for the default. The keys of an object
-among them (keys_of) are checked, but not filled in.
+routine: ml_rag, retrieval_options, ml_generate, … as in ml_rag.option. A JSON null stands for the default.
+The keys of an object among them (keys_of) are checked, but not filled in.
 Errors: 22023, whose detail names the option, the value and what is allowed.$$;
 
 CREATE FUNCTION ml_rag._with_dimensions(options jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: option "dimensions" becomes a part of the model's id, model@256, for which the model server cuts the vectors: whatever
--- keeps the model's id, such as a marker, keeps that with it
+-- purpose: option "dimensions" becomes a part of the model's id, model@256, for which the model server cuts
+-- the vectors: whatever keeps the model's id, such as a marker, keeps that with it
 -- Reads: ml_rag.setting
 DECLARE
   _model text := coalesce(options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id'));
@@ -213,7 +228,8 @@ $$;
 
 CREATE FUNCTION ml_rag._texts(value jsonb) RETURNS text[]
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: a JSON array of texts as an array; null for null. PL/pgSQL, because it keeps the plan for the session.
+-- purpose: a JSON array of texts as an array; null for null. PL/pgSQL, because it keeps the plan for the
+-- session.
 BEGIN
   IF $1 IS NULL THEN
     RETURN NULL;

@@ -2,17 +2,20 @@
 
 CREATE FUNCTION ml_rag._python_path() RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE SECURITY DEFINER SET search_path FROM CURRENT AS $$
--- purpose: where the Python that runs in the backend was installed; found anew so that pg_upgrade cannot make it stale
+-- purpose: where the Python that runs in the backend was installed; found anew so that pg_upgrade cannot make
+-- it stale
 -- Security definer because pg_config shows paths to its owner only. It takes no argument.
 SELECT setting || '/extension/ml_rag-' || ml_rag.version() FROM pg_config WHERE name = 'SHAREDIR'
 $$;
 
--- A function that is written in PL/Python returns its error as a value, and the SQL function around it raises that
+-- A function that is written in PL/Python returns its error as a value, and the SQL function around it raises
+-- that
 -- (ml_rag._raise): only so do message, detail and SQLSTATE come out clean.
 
 CREATE FUNCTION ml_rag._load_backend() RETURNS jsonb
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
-# purpose: once a session, import the Python side of this very version as GD["ml_rag"]; returns what went wrong
+# purpose: once a session, import the Python side of this very version as GD["ml_rag"]; returns what went
+# wrong
 import importlib
 import json
 import sys
@@ -29,8 +32,8 @@ except Exception as e:  # a Python that is too old shows as a SyntaxError
     return json.dumps({
         "sqlstate": "55000", "message": "the Python side of ml_rag cannot be imported",
         "detail": f"{type(e).__name__}: {e}; looked in {found['path']}.",
-        "hint": "Run make install with the PG_CONFIG of this server. Where a newer version is installed already: "
-        "ALTER EXTENSION ml_rag UPDATE."})
+        "hint": "Run make install with the PG_CONFIG of this server. Where a newer version is installed "
+        "already: ALTER EXTENSION ml_rag UPDATE."})
 if door.VERSION != found["version"]:
     return json.dumps({
         "sqlstate": "55000", "message": "the SQL and the Python side of ml_rag differ in version",

@@ -1,19 +1,22 @@
 -- schema: the schema of everything private, and what all files use of the catalog.
 
 CREATE SCHEMA ml_rag;
-COMMENT ON SCHEMA ml_rag IS 'retrieval-augmented generation: stages, settings and helpers behind the public routines';
+COMMENT ON SCHEMA ml_rag IS 'retrieval-augmented generation: stages, settings and helpers behind the public '
+  'routines';
 CREATE SCHEMA ml_rag_internal;
 COMMENT ON SCHEMA ml_rag_internal IS 'tables that only functions of ml_rag read and write';
 
--- Nothing that this script runs or makes looks a name up anywhere but in pg_catalog and ml_rag: others may be allowed to create
--- objects in pgvector's schema, and an operator for just the types of an expression is taken before one of pg_catalog for
--- any. Before the names of pgvector's stands a placeholder for its schema, see mk/build.sh. Functions with SET search_path FROM
+-- Nothing that this script runs or makes looks a name up anywhere but in pg_catalog and ml_rag: others may be
+-- allowed to create objects in pgvector's schema, and an operator for just the types of an expression is
+-- taken before one of pg_catalog for any. Before the names of pgvector's stands a placeholder for its schema,
+-- see mk/build.sh. Functions with SET search_path FROM
 -- CURRENT get this path, too.
 SET LOCAL search_path = pg_catalog, ml_rag, pg_temp;
 
 DO $$
 DECLARE
-  _schema name := (SELECT n.nspname FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace WHERE e.extname = 'vector');
+  _schema name := (SELECT n.nspname FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace
+    WHERE e.extname = 'vector');
 BEGIN
   IF _schema !~ '^[[:alnum:]_ -]+$' THEN
     RAISE EXCEPTION USING ERRCODE = '0A000', MESSAGE = format('pgvector is in schema %I', _schema),
@@ -30,8 +33,10 @@ COMMENT ON FUNCTION ml_rag.version() IS 'version of the SQL side of the extensio
 
 CREATE FUNCTION ml_rag._relation_name(relation regclass) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: a relation as it is written into a statement; 42P01 where it was dropped since its oid was looked up
--- A regclass of nothing prints as a bare number, which as SQL is a syntax error. A name made of digits prints quoted.
+-- purpose: a relation as it is written into a statement; 42P01 where it was dropped since its oid was looked
+-- up
+-- A regclass of nothing prints as a bare number, which as SQL is a syntax error. A name made of digits prints
+-- quoted.
 DECLARE
   _name text := relation::text;
 BEGIN
@@ -40,7 +45,8 @@ BEGIN
       HINT = 'Name a table.';
   ELSIF _name ~ '^([0-9]+|-)$' THEN
     RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'table does not exist',
-      DETAIL = format('There is no table with OID %s; it may have been dropped during the call.', relation::oid),
+      DETAIL = format('There is no table with OID %s; it may have been dropped during the call.',
+        relation::oid),
       HINT = 'Try again.';
   END IF;
   RETURN _name;
@@ -49,7 +55,8 @@ $$;
 
 CREATE FUNCTION ml_rag._check_writable(what text, relation regclass DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: stop what writes before it asks a model, where the transaction cannot write (but to temporary tables)
+-- purpose: stop what writes before it asks a model, where the transaction cannot write (but to temporary
+-- tables)
 BEGIN
   IF current_setting('transaction_read_only')::boolean
     AND NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = relation AND c.relpersistence = 't') THEN
@@ -64,8 +71,8 @@ $$;
 
 CREATE FUNCTION ml_rag._raise(error jsonb) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE STRICT SET search_path FROM CURRENT AS $$
--- purpose: raise what a PL/Python function returned as its error: {sqlstate, message, detail, hint}, or of a constraint
--- {sqlstate, message, detail, schema, table, constraint}
+-- purpose: raise what a PL/Python function returned as its error: {sqlstate, message, detail, hint}, or of a
+-- constraint {sqlstate, message, detail, schema, table, constraint}
 -- RAISE takes no null for an option, hence a branch for each set of those there are
 DECLARE
   _state text := error ->> 'sqlstate';
@@ -89,27 +96,32 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._fields_of_error(
-  context text, detail text, hint text, schema_name text, table_name text, column_name text, constraint_name text, datatype_name text,
+  context text, detail text, hint text, schema_name text, table_name text, column_name text,
+  constraint_name text, datatype_name text,
   OUT only_message boolean, OUT only_detail boolean, OUT only_hint boolean, OUT detail_and_hint boolean,
   OUT detail_and_constraint boolean, OUT detail_and_column boolean
 )
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: what an error has ('' where nothing) that a public routine caught, for it to raise the same again (sql/raise.sql.in): a line of
--- context for each of the functions inside is of no use to who called it. DEBUG1 has them. Nothing is true of an error that stays as it is:
--- one raised in a function that is not ml_rag's, whose owner looks for it, or one with other fields.
+-- purpose: what an error has ('' where nothing) that a public routine caught, for it to raise the same again
+-- (sql/raise.sql.in): a line of context for each of the functions inside is of no use to who called it.
+-- DEBUG1 has them. Nothing is true of an error that stays as it is: one raised in a function that is not
+-- ml_rag's, whose owner looks for it, or one with other fields.
 DECLARE
-  _function text[] := regexp_match(context, '(?n)^(?:compilation of )?(\S+) (?:function|procedure) "?([^("\n]*)');
+  _function text[] := regexp_match(context,
+    '(?n)^(?:compilation of )?(\S+) (?:function|procedure) "?([^("\n]*)');
   _object text := concat(schema_name, table_name, column_name, constraint_name, datatype_name);
 BEGIN
   IF NOT EXISTS (
     SELECT FROM pg_depend AS d JOIN pg_extension AS e ON e.oid = d.refobjid AND e.extname = 'ml_rag'
-    JOIN pg_proc AS p ON p.oid = d.objid JOIN pg_namespace AS n ON n.oid = p.pronamespace JOIN pg_language AS l ON l.oid = p.prolang
+    JOIN pg_proc AS p ON p.oid = d.objid JOIN pg_namespace AS n ON n.oid = p.pronamespace
+    JOIN pg_language AS l ON l.oid = p.prolang
     WHERE d.refclassid = 'pg_extension'::regclass AND d.classid = 'pg_proc'::regclass AND d.deptype = 'e'
       AND _function[2] IN (p.proname, concat(n.nspname, '.', p.proname))
       -- this runs functions of callers, and of one that PostgreSQL has inlined there is no line
       AND p.proname <> '_run_function'
       -- a function of SQL or Python stands there without its schema
-      AND CASE l.lanname WHEN 'plpgsql' THEN 'PL/pgSQL' WHEN 'sql' THEN 'SQL' ELSE 'PL/Python' END = _function[1]
+      AND CASE l.lanname WHEN 'plpgsql' THEN 'PL/pgSQL' WHEN 'sql' THEN 'SQL'
+        ELSE 'PL/Python' END = _function[1]
   ) THEN
     RETURN;
   END IF;
@@ -121,7 +133,8 @@ BEGIN
     AND concat(column_name, datatype_name, hint) = '' AND detail <> '';
   detail_and_column := schema_name <> '' AND table_name <> '' AND column_name <> ''
     AND concat(constraint_name, datatype_name, hint) = '' AND detail <> '';
-  IF only_message OR only_detail OR only_hint OR detail_and_hint OR detail_and_constraint OR detail_and_column THEN
+  IF only_message OR only_detail OR only_hint OR detail_and_hint OR detail_and_constraint
+      OR detail_and_column THEN
     RAISE DEBUG USING MESSAGE = 'the context of an error in ml_rag', DETAIL = context;
   END IF;
 END
@@ -138,8 +151,10 @@ $$;
 
 CREATE FUNCTION ml_rag._is_distributed(relation oid) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: whether Citus has distributed a table: its rows are in shards then, and rows of two shards can have the same ctid
--- Reads: the catalog. A statement of PL/pgSQL is not parsed before it runs, and without Citus there is no such table.
+-- purpose: whether Citus has distributed a table: its rows are in shards then, and rows of two shards can
+-- have the same ctid
+-- Reads: the catalog. A statement of PL/pgSQL is not parsed before it runs, and without Citus there is no
+-- such table.
 BEGIN
   IF to_regclass('pg_catalog.pg_dist_partition') IS NULL THEN
     RETURN false;
@@ -159,9 +174,10 @@ $$;
 
 CREATE FUNCTION ml_rag._may_have_shards(relation oid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL SAFE AS $$
--- purpose: whether to look for shards: in a partitioned table, if the database has a partition that is foreign
--- Each partition takes 6 µs. A shard may have come after the snapshot of the caller's statement; this function is
--- volatile to see it. Where a transaction has one snapshot the partitions decide.
+-- purpose: whether to look for shards: in a partitioned table, if the database has a partition that is
+-- foreign
+-- Each partition takes 6 µs. A shard may have come after the snapshot of the caller's statement; this
+-- function is volatile to see it. Where a transaction has one snapshot the partitions decide.
 -- Reads: the catalog
 BEGIN
   RETURN (SELECT c.relkind FROM pg_class AS c WHERE c.oid = relation) = 'p' AND (

@@ -1,10 +1,12 @@
--- settings: what an administrator chooses for a database, and where the model server is. ground/configure changes them.
+-- settings: what an administrator chooses for a database, and where the model server is. ground/configure
+-- changes them.
 
 CREATE TABLE ml_rag.setting_value (
   name  text PRIMARY KEY,
   value text NOT NULL
 );
-COMMENT ON TABLE ml_rag.setting_value IS 'settings that differ from their default; change them with ml_rag.configure';
+COMMENT ON TABLE ml_rag.setting_value IS 'settings that differ from their default; change them with '
+  'ml_rag.configure';
 -- Only changed settings are rows, so that a restored dump never meets a row that CREATE EXTENSION made.
 SELECT pg_catalog.pg_extension_config_dump('ml_rag.setting_value', '');
 
@@ -14,9 +16,11 @@ FROM (VALUES
   ('model_server', 'unix:/run/ml_rag/ml_rag.sock',
    'address of the model server: unix:/path/of/socket or http://host:port, host an IP address or localhost'),
   ('embed_model_id', 'all_minilm_l6_v2', 'embedding model used where no option names one'),
-  ('generate_model_id', NULL, 'generation model used where no option names one; NULL: the first of the catalogue that is '
+  ('generate_model_id', NULL, 'generation model used where no option names one; NULL: the first of the '
+    'catalogue that is '
    'there and not marked brief, else extractive'),
-  ('query_model_id', NULL, 'generation model of query_options where no option names one; NULL: that of generate_model_id, '
+  ('query_model_id', NULL, 'generation model of query_options where no option names one; NULL: that of '
+    'generate_model_id, '
    'and questions with a history are not rewritten'),
   ('rerank_model_id', 'ms-marco-minilm-l6-v2', 'cross-encoder used where no option names one'),
   ('abstain_text', 'I do not know: nothing relevant was found in the documents.',
@@ -24,9 +28,11 @@ FROM (VALUES
   ('default_options', NULL,
    'options of ml_rag as JSON, for calls that do not say them, such as {"keyword_search": true}'),
   ('searched_owners', NULL,
-   'roles whose stores are searched by calls that name none, separated by commas; members of a role are included, "$user" '
+   'roles whose stores are searched by calls that name none, separated by commas; members of a role are '
+   'included, "$user" '
    'is the caller. NULL: those of all owners whom the caller trusts'),
-  ('track', 'on', 'on: calls are reported in ml_rag.activity, ml_rag.progress and ml_rag.stats; off: they are not')
+  ('track', 'on', 'on: calls are reported in ml_rag.activity, ml_rag.progress and ml_rag.stats; off: they '
+    'are not')
 ) AS d (name, default_value, description)
 LEFT JOIN ml_rag.setting_value AS v ON v.name = d.name;
 COMMENT ON VIEW ml_rag.setting IS 'settings of this database: name, value in force, default, description';

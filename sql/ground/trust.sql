@@ -1,12 +1,14 @@
 -- trust: whose code may run with the caller's rights without having been asked for.
 --
--- Reading a relation can run its owner's code with the rights of the reader: a view, a policy, a cast of a type of the owner's,
--- an expression of an index. And the owner of a schema decides what a name in it means, since relations are found by OID and
--- read by name. So what nobody named is touched only if the owners of the relation and of its schema are trusted.
+-- Reading a relation can run its owner's code with the rights of the reader: a view, a policy, a cast of a
+-- type of the owner's, an expression of an index. And the owner of a schema decides what a name in it means,
+-- since relations are found by OID and read by name. So what nobody named is touched only if the owners of
+-- the relation and of its schema are trusted.
 
 CREATE FUNCTION ml_rag._is_member(role oid, groups oid[], granted_by_superuser boolean) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: whether a role is one of the groups or a member of one, if asked for by nothing but grants of superusers
+-- purpose: whether a role is one of the groups or a member of one, if asked for by nothing but grants of
+-- superusers
 -- Reads: the catalog. Unlike pg_has_role a superuser is a member of what it was made a member of.
 BEGIN
   RETURN EXISTS (
@@ -21,10 +23,11 @@ $$;
 
 CREATE FUNCTION ml_rag._trusts(owner oid, role oid DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
--- purpose: whether code of the owner may run unasked with the rights of a role, by default the caller's  Reads: the catalog
--- A superuser trusts superusers only. Others trust themselves, superusers, the owner of the database, roles that a superuser
--- made them a member of, and members of ml_rag_publisher. A membership that another role granted does not count: that role
--- need not have asked.
+-- purpose: whether code of the owner may run unasked with the rights of a role, by default the caller's 
+-- Reads: the catalog
+-- A superuser trusts superusers only. Others trust themselves, superusers, the owner of the database, roles
+-- that a superuser made them a member of, and members of ml_rag_publisher. A membership that another role
+-- granted does not count: that role need not have asked.
 DECLARE
   _database_owner oid := (SELECT d.datdba FROM pg_database AS d WHERE d.datname = current_database());
   _is_superuser boolean;
@@ -49,7 +52,8 @@ $$;
 
 CREATE FUNCTION ml_rag._parts(relation oid) RETURNS oid[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: a relation and all that inherits from it, partitions included  Reads: the catalog, without any lock
+-- purpose: a relation and all that inherits from it, partitions included  Reads: the catalog, without any
+-- lock
 BEGIN
   -- the planner, too, looks for children only where this is set
   IF (SELECT NOT c.relhassubclass FROM pg_class AS c WHERE c.oid = relation) THEN
@@ -66,7 +70,8 @@ $$;
 
 CREATE FUNCTION ml_rag._read_with(relation oid) RETURNS oid[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: a relation and all whose code can run when it is read: its parts, what a view reads, and their parts
+-- purpose: a relation and all whose code can run when it is read: its parts, what a view reads, and their
+-- parts
 -- Functions that run for a view or a policy are a matter of whoever wrote that.  Reads: the catalog
 BEGIN
   IF (SELECT c.relkind <> 'v' AND NOT c.relhassubclass FROM pg_class AS c WHERE c.oid = relation) THEN
@@ -77,7 +82,8 @@ BEGIN
       SELECT relation AS oid
       UNION SELECT r.oid FROM part AS p CROSS JOIN LATERAL (
         SELECT i.inhrelid FROM pg_inherits AS i WHERE i.inhparent = p.oid
-        UNION ALL SELECT d.refobjid FROM pg_rewrite AS w JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = w.oid
+        UNION ALL SELECT d.refobjid FROM pg_rewrite AS w
+          JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = w.oid
         WHERE w.ev_class = p.oid AND w.ev_type = '1' AND d.refclassid = 'pg_class'::regclass) AS r (oid)
     )
     SELECT p.oid FROM part AS p);
@@ -86,32 +92,37 @@ $$;
 
 CREATE FUNCTION ml_rag._are_trusted(relations oid[], role oid DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SET search_path FROM CURRENT AS $$
--- purpose: whether relations, such as a table and its partitions, may be touched unasked: a role, by default the caller's, trusts
--- their owners and those of their schemas  Reads: the catalog
+-- purpose: whether relations, such as a table and its partitions, may be touched unasked: a role, by default
+-- the caller's, trusts their owners and those of their schemas  Reads: the catalog
 BEGIN
   RETURN coalesce((
     SELECT bool_and(ml_rag._trusts(o.owner, role)) FROM (
       SELECT DISTINCT unnest(ARRAY[c.relowner, n.nspowner]) AS owner
-      FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY (relations)) AS o), false);
+      FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+      WHERE c.oid = ANY (relations)) AS o), false);
 END
 $$;
 
 CREATE FUNCTION ml_rag._why_untrusted(relation oid) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
--- purpose: which owner keeps a relation from being touched unasked, as a sentence; null if none does  Reads: the catalog
+-- purpose: which owner keeps a relation from being touched unasked, as a sentence; null if none does  Reads:
+-- the catalog
 DECLARE
   _found record;
 BEGIN
   FOR _found IN
-    SELECT CASE c.oid WHEN relation THEN 'It' ELSE 'A relation that is read with it' END AS subject, c.relowner AS owner,
+    SELECT CASE c.oid WHEN relation THEN 'It' ELSE 'A relation that is read with it' END AS subject,
+      c.relowner AS owner,
       n.nspname AS schema, n.nspowner AS schema_owner
     FROM unnest(ml_rag._read_with(relation)) WITH ORDINALITY AS r (oid, place)
     JOIN pg_class AS c ON c.oid = r.oid JOIN pg_namespace AS n ON n.oid = c.relnamespace ORDER BY r.place
   LOOP
     IF NOT ml_rag._trusts(_found.owner) THEN
-      RETURN format('%s belongs to role %s, which you do not trust.', _found.subject, quote_ident(pg_get_userbyid(_found.owner)));
+      RETURN format('%s belongs to role %s, which you do not trust.', _found.subject,
+        quote_ident(pg_get_userbyid(_found.owner)));
     ELSIF NOT ml_rag._trusts(_found.schema_owner) THEN
-      RETURN format('%s is in schema %I, which belongs to role %s, which you do not trust.', _found.subject, _found.schema,
+      RETURN format('%s is in schema %I, which belongs to role %s, which you do not trust.', _found.subject,
+        _found.schema,
         quote_ident(pg_get_userbyid(_found.schema_owner)));
     END IF;
   END LOOP;
@@ -121,7 +132,8 @@ $$;
 
 CREATE FUNCTION ml_rag._refuse_foreign_schema(relation regclass) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
--- purpose: refuse a table whose owner does not trust the owner of its schema  Reads: the catalog  Errors: 42501
+-- purpose: refuse a table whose owner does not trust the owner of its schema  Reads: the catalog  Errors:
+-- 42501
 DECLARE
   _found record;
 BEGIN
@@ -130,9 +142,12 @@ BEGIN
   IF _found.schema_owner <> _found.owner AND NOT ml_rag._trusts(_found.schema_owner, _found.owner) THEN
     RAISE EXCEPTION USING ERRCODE = '42501',
       MESSAGE = format('table "%s" is in a schema of a role that its owner does not trust', relation),
-      DETAIL = format('The owner of schema %I, %s, could put another relation in the place of the table and run code as %s.',
-        _found.schema, quote_ident(pg_get_userbyid(_found.schema_owner)), quote_ident(pg_get_userbyid(_found.owner))),
-      HINT = 'Move the table: ALTER TABLE … SET SCHEMA …; or have a superuser give the schema to another role: '
+      DETAIL = format('The owner of schema %I, %s, could put another relation in the place of the table and '
+        'run code as %s.',
+        _found.schema, quote_ident(pg_get_userbyid(_found.schema_owner)),
+          quote_ident(pg_get_userbyid(_found.owner))),
+      HINT = 'Move the table: ALTER TABLE … SET SCHEMA …; or have a superuser give the schema to another '
+        'role: '
         'ALTER SCHEMA … OWNER TO ….';
   END IF;
 END
@@ -140,9 +155,11 @@ $$;
 
 CREATE FUNCTION ml_rag._hold(relations oid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: these relations keep their names and owners until the end of the transaction; a check of owners comes after it
--- A statement looks its names up again once it has the lock that it waited for. Whoever may create in a schema can make it wait until
--- the owner of a relation has renamed or dropped that, and put another one there. PREPARE takes the lock and runs nothing.
+-- purpose: these relations keep their names and owners until the end of the transaction; a check of owners
+-- comes after it
+-- A statement looks its names up again once it has the lock that it waited for. Whoever may create in a
+-- schema can make it wait until the owner of a relation has renamed or dropped that, and put another one
+-- there. PREPARE takes the lock and runs nothing.
 -- Errors: 42P01
 DECLARE
   _relation regclass;
@@ -159,7 +176,8 @@ BEGIN
     EXECUTE 'DEALLOCATE ml_rag_held';
     IF to_regclass(_name) IS DISTINCT FROM _relation THEN
       RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = format('table "%s" does not exist any more', _name),
-        DETAIL = 'It was renamed or dropped during the call; another relation has its name.', HINT = 'Try again.';
+        DETAIL = 'It was renamed or dropped during the call; another relation has its name.',
+        HINT = 'Try again.';
     END IF;
   END LOOP;
 END
@@ -167,7 +185,8 @@ $$;
 
 CREATE FUNCTION ml_rag._hold_trusted(relations oid[]) RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: whether relations may be touched unasked; if so they stay as they are until the end of the transaction
+-- purpose: whether relations may be touched unasked; if so they stay as they are until the end of the
+-- transaction
 -- Those that are not trusted are not waited for. While others were, they may have been given away.
 BEGIN
   IF NOT ml_rag._are_trusted(relations) THEN
@@ -180,18 +199,22 @@ $$;
 
 CREATE FUNCTION ml_rag._refuse_foreign_trigger(relation regclass, filled regclass) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
--- purpose: refuse that a trigger function, which has the rights of its owner, writes a table of a role that this one does not trust
--- ALTER TABLE … OWNER TO leaves the function behind; and whoever holds TRIGGER on a table can have a function of its own run, by a
--- condition too, or a text as a statement, by an argument of another's function. Only the owner can ENABLE ALWAYS a trigger.
+-- purpose: refuse that a trigger function, which has the rights of its owner, writes a table of a role that
+-- this one does not trust
+-- ALTER TABLE … OWNER TO leaves the function behind; and whoever holds TRIGGER on a table can have a function
+-- of its own run, by a condition too, or a text as a statement, by an argument of another's function. Only
+-- the owner can ENABLE ALWAYS a trigger.
 -- Reads: the catalog  Errors: 42501; 55000 isolation level
 DECLARE
   _found record;
 BEGIN
   IF NOT ml_rag._are_trusted(ml_rag._parts(relation) || ml_rag._parts(filled)) THEN
     RAISE EXCEPTION USING ERRCODE = '42501',
-      MESSAGE = format('the trigger function of "%s" is of role %s, which does not trust the owner of the table', relation,
+      MESSAGE = format('the trigger function of "%s" is of role %s, which does not trust the owner of the '
+        'table', relation,
         quote_ident(current_user)),
-      DETAIL = 'Triggers of a table or a partition that the function writes would run code with the rights of that role.',
+      DETAIL = 'Triggers of a table or a partition that the function writes would run code with the rights '
+        'of that role.',
       HINT = 'Give the function to the owner of the table: ALTER FUNCTION … OWNER TO ….';
   END IF;
   SELECT c.oid::regclass AS table, g.role INTO _found
@@ -199,14 +222,18 @@ BEGIN
     SELECT a.grantee FROM aclexplode(c.relacl) AS a WHERE a.privilege_type = 'TRIGGER'
     -- whatever the snapshot
     UNION ALL SELECT r.oid FROM pg_roles AS r
-    WHERE r.rolname IN (session_user, current_setting('role')) AND has_table_privilege(r.oid, c.oid, 'TRIGGER')) AS g (role)
+    WHERE r.rolname IN (session_user, current_setting('role'))
+      AND has_table_privilege(r.oid, c.oid, 'TRIGGER')) AS g (role)
   WHERE c.oid = ANY (ml_rag._parts(filled)) AND NOT ml_rag._trusts(g.role)
     AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') LIMIT 1;
   IF FOUND THEN
     -- a trigger runs as soon as it is there, but is in the catalog of later snapshots only
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('triggers of "%s" cannot be checked at this isolation level', _found.table),
-      DETAIL = format('Role %s may create triggers, and isolation level %s hides those that were just created.',
-        CASE _found.role WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(_found.role)) END, current_setting('transaction_isolation')),
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('triggers of "%s" cannot be checked at this isolation level', _found.table),
+      DETAIL = format('Role %s may create triggers, and isolation level %s hides those that were just '
+        'created.',
+        CASE _found.role WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(_found.role)) END,
+          current_setting('transaction_isolation')),
       HINT = format('Write at READ COMMITTED, or REVOKE TRIGGER ON %s FROM the role.', _found.table);
   END IF;
   SELECT t.tgname AS name, t.tgrelid::regclass AS table, r.* INTO _found
@@ -228,17 +255,22 @@ BEGIN
   ORDER BY r.why = 'owner' DESC, r.role NULLS LAST LIMIT 1;
   IF FOUND THEN
     RAISE EXCEPTION USING ERRCODE = '42501',
-      MESSAGE = format('trigger "%s" of "%s" can run code of a role that you do not trust', _found.name, _found.table),
+      MESSAGE = format('trigger "%s" of "%s" can run code of a role that you do not trust', _found.name,
+        _found.table),
       DETAIL = format(CASE
         WHEN _found.role IS NULL THEN 'Its condition, which may be of a role that could create triggers, '
           'calls %1$s with the rights of %3$s.'
         WHEN _found.why = 'owner' THEN 'A function, operator or type of it belongs to role %2$s, '
           'whose code would run with the rights of %3$s.'
-        ELSE 'Role %2$s may create triggers on the table. Condition and arguments of this one are evaluated with the rights of %3$s.' END,
-        _found.why, CASE _found.role WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(_found.role)) END, quote_ident(current_user)),
+        ELSE 'Role %2$s may create triggers on the table. Condition and arguments of this one are evaluated '
+          'with the rights of %3$s.' END,
+        _found.why, CASE _found.role WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(_found.role)) END,
+        quote_ident(current_user)),
       HINT = CASE WHEN _found.why = 'owner'
-        THEN 'Drop the trigger, or have a superuser give that to the owner of the table: ALTER FUNCTION … OWNER TO ….'
-        ELSE format('Drop the trigger, or, if you know it: ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', _found.table, _found.name) END;
+        THEN 'Drop the trigger, or have a superuser give that to the owner of the table: ALTER FUNCTION … '
+          'OWNER TO ….'
+        ELSE format('Drop the trigger, or, if you know it: ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;',
+          _found.table, _found.name) END;
   END IF;
 END
 $$;

@@ -15,15 +15,16 @@ CREATE TYPE ml_rag.store AS (
   document_id_type       text,      -- SQL name of its type
   segment_number_type    text,
   found                  text,      -- named (with its schema), or trusted; null = named
-  is_table               boolean,   -- a table or materialized view without children, not one of Citus: ctid tells its rows apart
+  -- a table or materialized view without children, not one of Citus: ctid tells its rows apart
+  is_table               boolean,
   missing                regclass[] -- shards that do not answer, and are left out; null = none
 );
 COMMENT ON TYPE ml_rag.store IS
 $$a vector store as ml_rag.discover found it
-vector_store: schema.table, as shown in the output. embed_model_id: from the marker comment; null where an unmarked relation was
-named. segment_embedding to metadata: the columns by their logical names, null where the relation has none. embedding_type:
-vector or halfvec. dimensions: null where the column declares none. found: named (with its schema), or
-trusted. missing: shards that are left out, as they do not answer.$$;
+vector_store: schema.table, as shown in the output. embed_model_id: from the marker comment; null where an
+unmarked relation was named. segment_embedding to metadata: the columns by their logical names, null where the
+relation has none. embedding_type: vector or halfvec. dimensions: null where the column declares none. found:
+named (with its schema), or trusted. missing: shards that are left out, as they do not answer.$$;
 
 CREATE TYPE ml_rag.hit AS (
   vector_store   text,
@@ -31,13 +32,17 @@ CREATE TYPE ml_rag.hit AS (
   document_id    bigint,            -- null where the column is no integer
   document_key   text,              -- what tells the store's documents apart, as text
   segment_number bigint,
-  segment        text,              -- null in a candidate whose text is read once it is known to be wanted, see row_key
-  distance       numeric,           -- rounded to 4 decimals; null where there is no query embedding to measure from
+  -- null in a candidate whose text is read once it is known to be wanted, see row_key
+  segment        text,
+  -- rounded to 4 decimals; null where there is no query embedding to measure from
+  distance       numeric,
   metadata       jsonb,             -- as segment
-  keyword_score  double precision,  -- BM25; null where the keyword arm did not look or the segment has none of the words
+  -- BM25; null where the keyword arm did not look or the segment has none of the words
+  keyword_score  double precision,
   score          double precision,  -- 0-1, of fuse: what hybrid search orders by; null without it
   rerank_score   double precision,  -- 0-1, of the reranker; null without it
-  row_key        text,              -- of a candidate without its text: the ctid of its row, of use within one snapshot
+  -- of a candidate without its text: the ctid of its row, of use within one snapshot
+  row_key        text,
   first_segment  bigint,            -- of expand: the range of segments whose text this is; null without it
   last_segment   bigint,
   node           text,              -- the nearest node that it was found by; null = by none
@@ -45,29 +50,35 @@ CREATE TYPE ml_rag.hit AS (
 );
 COMMENT ON TYPE ml_rag.hit IS
 $$a segment on its way through the pipeline; an array of them is in the order of the citations, the best one first
-document_id: null where the column is no integer. document_key: what tells the store's documents apart, as text. distance:
-rounded to 4 decimals; null where there is no query embedding to measure from. keyword_score: BM25; null where the keyword arm
-did not look or the segment has none of the words. score: 0-1, of fusing. rerank_score: 0-1, of ml_rag.rerank.
-node, node_distance: the nearest node that it was found by; distance is the smaller of that and the
-segment's own, or the node's where that is cited.$$;
+document_id: null where the column is no integer. document_key: what tells the store's documents apart, as
+text. distance: rounded to 4 decimals; null where there is no query embedding to measure from. keyword_score:
+BM25; null where the keyword arm did not look or the segment has none of the words. score: 0-1, of fusing.
+rerank_score: 0-1, of ml_rag.rerank. node, node_distance: the nearest node that it was found by; distance is
+the smaller of that and the segment's own, or the node's where that is cited.$$;
 
 CREATE TYPE ml_rag.arm AS (
   name            text,              -- how it is reported: its search, numbered from the second of a kind on
   search          text,              -- semantic, keyword or function
-  query_key       text,              -- what it is to search with, as the option says; null = a text, or the question
-  query           text[],            -- what is searched with: the mean of the embeddings, any of the words; null = the question
-  query_embedding @vector@.vector,   -- semantic: the vector that is searched with; null = that of the question
-  weight          double precision,  -- share in a weighted fusion; null = by how clear the arms are about the question
+  -- what it is to search with, as the option says; null = a text, or the question
+  query_key       text,
+  -- what is searched with: the mean of the embeddings, any of the words; null = the question
+  query           text[],
+  -- semantic: the vector that is searched with; null = that of the question
+  query_embedding @vector@.vector,
+  -- share in a weighted fusion; null = by how clear the arms are about the question
+  weight          double precision,
   candidates      integer,           -- how many segments it brings
   max_distance    numeric,           -- semantic: farther ones are dropped before anything else; null = none
   min_score       double precision,  -- keyword: lower ones are; null = none
   part            integer,           -- arms of one part share what is the part's; null = the only one
   share           double precision,  -- of the part, in a weighted fusion; null = 1
   function        text,              -- of the caller's: its name as it is written into a statement
-  form            text,              -- what it takes: text, texts, vector or vectors, see ml_rag._find_function
+  -- what it takes: text, texts, vector or vectors, see ml_rag._find_function
+  form            text,
   is_descending   boolean,           -- whether more is better
   node_group      text,              -- which texts are searched; null = the segments
-  embedding       text,              -- which embedding of the store is searched; null = the one it was found with
+  -- which embedding of the store is searched; null = the one it was found with
+  embedding       text,
   arguments       jsonb,             -- for the function; null = none
   is_alone        boolean            -- whether a hypothetical document is searched with without the question
 );
@@ -103,7 +114,8 @@ CREATE TYPE ml_rag.request AS (
   rewritten           ml_rag.rewritten,  -- null without query_options
   options             jsonb,             -- all of them, checked and with defaults
   arms                ml_rag.arm[],
-  query_embedding     @vector@.vector,   -- of the question; null until it is embedded, or where none is needed
+  -- of the question; null until it is embedded, or where none is needed
+  query_embedding     @vector@.vector,
   distance_metric     text,
   fusion              text,              -- weighted or rrf
   rrf_k               double precision,
@@ -114,7 +126,8 @@ CREATE TYPE ml_rag.request AS (
   rerank_candidates   integer,
   min_score           double precision,
   segment_overlap     integer,           -- neighbours on either side; 0 = none
-  skips_dimensions    boolean,           -- whether a store of other dimensions than the query embedding is left out
+  -- whether a store of other dimensions than the query embedding is left out
+  skips_dimensions    boolean,
   explain             boolean,
   call                integer            -- what ml_rag._begin has returned
 );
@@ -136,7 +149,8 @@ CREATE TYPE ml_rag.retrieval AS (
   ranked    ml_rag.hit[],
   hits      ml_rag.hit[],
   missing_shards text[],   -- with option partial: those that did not answer; null = none
-  method    text,          -- what limited the hits: n_citations, max_distance or percentage_distance; document_order: whole documents
+  -- what limited the hits: n_citations, max_distance or percentage_distance; document_order: whole documents
+  method    text,
   threshold numeric,       -- the largest distance that it left
   statement text,          -- with explain: what has retrieved, with its values in it
   missing   jsonb,         -- where no hit is left: the error that says so, for ml_rag._raise

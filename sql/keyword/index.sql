@@ -17,8 +17,10 @@ BEGIN
   RAISE EXCEPTION USING ERRCODE = '55000',
     MESSAGE = format('keyword index of "%s" no longer matches its columns', index.store),
     DETAIL = format('It indexes column %s with key (%s).',
-      concat_ws(', ', quote_ident(index.segment), quote_ident(index.beside)), array_to_string(index.key, ', ')),
-    HINT = format('SELECT ml_rag.enable_keyword_search(%L) rebuilds it, ml_rag.disable_keyword_search drops it.',
+      concat_ws(', ', quote_ident(index.segment), quote_ident(index.beside)),
+        array_to_string(index.key, ', ')),
+    HINT = format('SELECT ml_rag.enable_keyword_search(%L) rebuilds it, ml_rag.disable_keyword_search drops '
+      'it.',
       index.store::text);
 END
 $$;
@@ -26,11 +28,12 @@ $$;
 CREATE FUNCTION ml_rag._keep_keywords() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 -- purpose: what a statement did to a table, done to its index
--- Security definer because whoever writes the table may not write its index otherwise. All it reads are the rows of
--- that statement, in columns of built-in types; never the table, whose policies and indexes may be anybody's code.
--- A partition's own trigger runs where a statement names the partition, the one of the whole table where it names that.
--- Any owner of a table can make a trigger of this function, one without transition tables too: then their names must
--- not lead to a relation of the caller's, such as a temporary view, whose functions would run with the definer's rights.
+-- Security definer because whoever writes the table may not write its index otherwise. All it reads are the
+-- rows of that statement, in columns of built-in types; never the table, whose policies and indexes may be
+-- anybody's code. A partition's own trigger runs where a statement names the partition, the one of the whole
+-- table where it names that. Any owner of a table can make a trigger of this function, one without transition
+-- tables too: then their names must not lead to a relation of the caller's, such as a temporary view, whose
+-- functions would run with the definer's rights.
 -- Writes: ml_rag_internal.keyword_row, ml_rag_internal.keyword_new, ml_rag_internal.keyword_gone
 DECLARE
   _portion CONSTANT integer := 1000;
@@ -68,16 +71,20 @@ BEGIN
         coalesce(to_regclass('ml_rag_new'), to_regclass('ml_rag_old'))),
       HINT = 'Drop or rename that relation.';
   END IF;
-  -- matches: that the columns are there, of types whose conversion to text runs nobody's code and is always the same
+  -- matches: that the columns are there, of types whose conversion to text runs nobody's code and is always
+  -- the same
   SELECT i AS index, (
       SELECT count(*) FROM pg_attribute AS a
       WHERE a.attrelid = i.store AND a.attnum > 0 AND NOT a.attisdropped AND (
-        a.attname = ANY (i.key) AND a.atttypid = ANY ('{smallint,integer,bigint,numeric,oid,text,character varying,uuid}'::regtype[])
+        a.attname = ANY (i.key)
+          AND a.atttypid
+            = ANY ('{smallint,integer,bigint,numeric,oid,text,character varying,uuid}'::regtype[])
         OR a.attname IN (i.segment, i.beside) AND a.attname <> ALL (i.key)
           AND a.atttypid = ANY ('{text,character varying}'::regtype[]))
     ) = cardinality(i.key) + 1 + (i.beside IS NOT NULL)::integer AS matches
   INTO _found FROM ml_rag_internal.keyword_store AS i
-  WHERE i.store = coalesce((SELECT o.store FROM ml_rag_internal.keyword_store AS o WHERE o.store = TG_RELID), pg_partition_root(TG_RELID));
+  WHERE i.store = coalesce((SELECT o.store FROM ml_rag_internal.keyword_store AS o WHERE o.store = TG_RELID),
+    pg_partition_root(TG_RELID));
   IF NOT FOUND THEN
     RETURN NULL;
   END IF;
@@ -90,7 +97,8 @@ BEGIN
     ELSIF EXISTS (SELECT FROM ml_rag_internal.keyword_row AS r WHERE r.store = _store) THEN
       RAISE EXCEPTION USING ERRCODE = '55000',
         MESSAGE = format('partition "%s" cannot be truncated by itself', TG_RELID::regclass),
-        DETAIL = format('The keyword index of "%s" does not tell which of its rows are of that partition.', _store::regclass),
+        DETAIL = format('The keyword index of "%s" does not tell which of its rows are of that partition.',
+          _store::regclass),
         HINT = format('Use DELETE FROM %s, or truncate the whole table.', TG_RELID::regclass);
     END IF;
     RETURN NULL;
@@ -98,22 +106,27 @@ BEGIN
     PERFORM ml_rag._raise_of_columns(_index);
   END IF;
   -- the columns of a store: to plan a statement of a table's own takes as long as to insert its row
-  _is_usual := NOT _is_row AND _index.key = '{document_id,segment_number}' AND _index.segment = 'segment' AND _index.beside IS NULL;
+  _is_usual := NOT _is_row AND _index.key = '{document_id,segment_number}' AND _index.segment = 'segment'
+    AND _index.beside IS NULL;
   -- an update that changes neither key nor text does not touch the index
   IF TG_OP = 'UPDATE' AND _is_usual THEN
     -- the plan is kept, and is one for few rows
     _is_changed := CASE WHEN NOT EXISTS (SELECT FROM ml_rag_new OFFSET _portion - 1) THEN EXISTS (
-      SELECT concat(r.document_id), concat(r.segment_number), concat(r.segment) COLLATE "C", r.segment IS NULL FROM ml_rag_old AS r
+      SELECT concat(r.document_id), concat(r.segment_number), concat(r.segment) COLLATE "C",
+        r.segment IS NULL FROM ml_rag_old AS r
       EXCEPT ALL
-      SELECT concat(r.document_id), concat(r.segment_number), concat(r.segment) COLLATE "C", r.segment IS NULL FROM ml_rag_new AS r) END;
+      SELECT concat(r.document_id), concat(r.segment_number), concat(r.segment) COLLATE "C",
+        r.segment IS NULL FROM ml_rag_new AS r) END;
     IF NOT _is_changed THEN
       RETURN NULL;
     END IF;
   END IF;
   IF TG_OP <> 'INSERT' OR NOT _is_usual THEN
     _columns := ml_rag._key_and_segment('r', _index);
-    _old := format('SELECT %s FROM %s AS r', _columns, CASE WHEN _is_row THEN '(SELECT ($2).*)' ELSE 'ml_rag_old' END);
-    _new := format('SELECT %s FROM %s AS r', _columns, CASE WHEN _is_row THEN '(SELECT ($3).*)' ELSE 'ml_rag_new' END);
+    _old := format('SELECT %s FROM %s AS r', _columns,
+      CASE WHEN _is_row THEN '(SELECT ($2).*)' ELSE 'ml_rag_old' END);
+    _new := format('SELECT %s FROM %s AS r', _columns,
+      CASE WHEN _is_row THEN '(SELECT ($3).*)' ELSE 'ml_rag_new' END);
   END IF;
   IF TG_OP = 'UPDATE' THEN
     SELECT format('%s EXCEPT ALL %s', _old, _new), format('%s EXCEPT ALL %s', _new, _old) INTO _old, _new;
@@ -127,19 +140,23 @@ BEGIN
   IF TG_OP <> 'INSERT' THEN
     EXECUTE format($sql$
       WITH gone AS (
-        DELETE FROM ml_rag_internal.keyword_row AS r USING (%s) AS o (key, segment) WHERE r.store = $1 AND r.key = o.key
+        DELETE FROM ml_rag_internal.keyword_row AS r USING (%s) AS o (key, segment)
+        WHERE r.store = $1 AND r.key = o.key
         RETURNING r.id, r.length
       )
-      INSERT INTO ml_rag_internal.keyword_gone (store, id, length) SELECT $1, g.id, g.length FROM gone AS g$sql$, _old)
+      INSERT INTO ml_rag_internal.keyword_gone (store, id, length) SELECT $1, g.id, g.length
+        FROM gone AS g$sql$, _old)
     USING _store, OLD, NEW;
     GET DIAGNOSTICS _gone = ROW_COUNT;
   END IF;
   IF TG_OP <> 'DELETE' THEN
     IF TG_OP = 'INSERT' AND _is_usual THEN
-      OPEN _rows NO SCROLL FOR SELECT ARRAY[concat(n.document_id), concat(n.segment_number)]::text COLLATE "C" AS key,
+      OPEN _rows NO SCROLL FOR SELECT ARRAY[concat(n.document_id),
+        concat(n.segment_number)]::text COLLATE "C" AS key,
         concat(n.segment) COLLATE "C" AS segment FROM ml_rag_new AS n WHERE n.segment IS NOT NULL;
     ELSE
-      _new := format('SELECT s.key AS key, s.segment AS segment FROM (%s) AS s (key, segment) WHERE s.segment IS NOT NULL', _new);
+      _new := format('SELECT s.key AS key, s.segment AS segment FROM (%s) AS s (key, segment) WHERE '
+        's.segment IS NOT NULL', _new);
       OPEN _rows NO SCROLL FOR EXECUTE (SELECT _new) USING (SELECT _store), (SELECT OLD), (SELECT NEW);
     END IF;
     -- a large statement makes runs of its rows itself: they are its own, so that nobody else can be at it
@@ -165,23 +182,26 @@ BEGIN
     END IF;
     CLOSE _rows;
   END IF;
-  -- How much waits is looked at by about every 50th row's statement; random() is the caller's, who may have seeded it.
-  -- Under repeatable read nothing is merged: what others have merged since would make
+  -- How much waits is looked at by about every 50th row's statement; random() is the caller's, who may have
+  -- seeded it. Under repeatable read nothing is merged: what others have merged since would make
   -- the transaction fail.
   IF extract(microseconds FROM clock_timestamp())::integer % 50 < _n + _gone
     AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
     -- an expression with a statement in it takes as long as one
-    IF (_is_large OR EXISTS (SELECT FROM ml_rag_internal.keyword_new AS w WHERE w.store = _store OFFSET _portion - 1)
+    IF (_is_large OR EXISTS (SELECT FROM ml_rag_internal.keyword_new AS w
+      WHERE w.store = _store OFFSET _portion - 1)
         OR EXISTS (SELECT FROM ml_rag_internal.keyword_gone AS w WHERE w.store = _store OFFSET _portion - 1))
-      -- The session's role may know the words of all rows of the table, or at least in how many rows each is: what a merge writes, as
-      -- pg_stat_xact_all_tables and EXPLAIN (ANALYZE, WAL) show to whoever caused it, depends on the words that it finds waiting.
-      -- current_user would be the owner of the trigger.
+      -- The session's role may know the words of all rows of the table, or at least in how many rows each is:
+      -- what a merge writes, as pg_stat_xact_all_tables and EXPLAIN (ANALYZE, WAL) show to whoever caused it,
+      -- depends on the words that it finds waiting. current_user would be the owner of the trigger.
       AND (SELECT bool_and(has_column_privilege(r.oid, _store, a.attnum, 'SELECT'))
            AND bool_and(_index.statistics = 'all' OR NOT c.relrowsecurity OR r.rolsuper OR r.rolbypassrls
              OR pg_has_role(r.oid, c.relowner, 'USAGE') AND NOT c.relforcerowsecurity)
            FROM pg_roles AS r, pg_class AS c, pg_attribute AS a
-           WHERE r.rolname = coalesce(nullif(current_setting('role'), 'none'), session_user) AND c.oid = _store
-             AND a.attrelid = _store AND a.attname IN (_index.segment, _index.beside) AND NOT a.attisdropped) THEN
+           WHERE r.rolname = coalesce(nullif(current_setting('role'), 'none'), session_user)
+             AND c.oid = _store
+             AND a.attrelid = _store AND a.attname IN (_index.segment, _index.beside)
+             AND NOT a.attisdropped) THEN
       PERFORM ml_rag._python('merge_keywords', jsonb_build_array(_store::bigint, false));
     END IF;
   END IF;
@@ -207,7 +227,8 @@ $$;
 
 CREATE FUNCTION ml_rag._indexable_key(store regclass) RETURNS name[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the columns that tell the rows of a table apart: its primary key, else another unique key without nulls
+-- purpose: the columns that tell the rows of a table apart: its primary key, else another unique key without
+-- nulls
 DECLARE
   _kind "char" := (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store);
   _key name[];
@@ -220,21 +241,24 @@ BEGIN
     (EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = store OR i.inhparent = store AND _kind = 'r'),
       'It is a partition or has inheritance: changes made through another table would be missed.',
       'An index has all partitions: call it for the whole table.'),
-    (ml_rag._is_distributed(store) AND ml_rag._distribution_column(store) IS NULL, 'Citus does not distribute its rows by a column.', NULL),
+    (ml_rag._is_distributed(store) AND ml_rag._distribution_column(store) IS NULL,
+      'Citus does not distribute its rows by a column.', NULL),
     (ml_rag._has_shards(store), 'A partition of it is a foreign table: changes in it would be missed.',
       'Each shard has an index of its own: call it there, for the table that the shard has.'),
     ((SELECT c.relpersistence = 't' FROM pg_class AS c WHERE c.oid = store), 'It is a temporary table.', NULL)
   ) AS r (is_so, why, hint)
   WHERE r.is_so LIMIT 1;
   IF _why IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot have a keyword index', store), DETAIL = _why,
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot have a keyword index', store),
+      DETAIL = _why,
       HINT = coalesce(_hint, 'Keep the text in an ordinary table.');
   END IF;
   SELECT k.key INTO _key
   FROM pg_index AS x
   CROSS JOIN LATERAL (
     SELECT array_agg(a.attname ORDER BY u.place) AS key, bool_and(a.attnotnull) AS is_not_null,
-      bool_and(a.atttypid = ANY ('{smallint,integer,bigint,numeric,oid,text,character varying,uuid}'::regtype[])) AS is_plain
+      bool_and(a.atttypid
+        = ANY ('{smallint,integer,bigint,numeric,oid,text,character varying,uuid}'::regtype[])) AS is_plain
     FROM unnest(x.indkey::smallint[]) WITH ORDINALITY AS u (attnum, place)
     JOIN pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = u.attnum
     WHERE u.place <= x.indnkeyatts
@@ -243,8 +267,10 @@ BEGIN
     AND x.indexprs IS NULL AND k.is_not_null AND k.is_plain
   ORDER BY x.indisprimary DESC, x.indnkeyatts, x.indexrelid LIMIT 1;
   IF _key IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" has no key that a keyword index can use', store),
-      DETAIL = 'It needs a primary key, or a unique index without nulls, of integer, numeric, text or uuid columns.',
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('"%s" has no key that a keyword index can use', store),
+      DETAIL = 'It needs a primary key, or a unique index without nulls, of integer, numeric, text or uuid '
+        'columns.',
       HINT = format('ALTER TABLE %s ADD PRIMARY KEY (…);', store);
   END IF;
   RETURN _key;
@@ -273,9 +299,10 @@ CREATE FUNCTION ml_rag._make_keyword_triggers(store regclass, options jsonb DEFA
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET citus.enable_unsafe_triggers = on
 AS $$
--- purpose: the triggers of a table and of its partitions; options: of the index of a table of Citus, see _index_shards
--- Transition tables of a table with foreign partitions are refused by PostgreSQL; there each row of the partitions that are here has
--- its trigger.
+-- purpose: the triggers of a table and of its partitions; options: of the index of a table of Citus, see
+-- _index_shards
+-- Transition tables of a table with foreign partitions are refused by PostgreSQL; there each row of the
+-- partitions that are here has its trigger.
 -- Writes: triggers, as the caller
 DECLARE
   _has_foreign boolean := ml_rag._has_shards(store);
@@ -289,7 +316,8 @@ BEGIN
     WHERE c.relkind = 'r' OR c.relkind = 'p' AND (NOT _has_foreign OR e = 'TRUNCATE')
   LOOP
     EXECUTE format('CREATE OR REPLACE TRIGGER %I AFTER %s ON %s %s'
-      ' FOR EACH %s EXECUTE FUNCTION ml_rag._keep_keywords()', 'ml_rag_keywords_' || lower(_event), _event, _part,
+      ' FOR EACH %s EXECUTE FUNCTION ml_rag._keep_keywords()', 'ml_rag_keywords_' || lower(_event),
+      _event, _part,
       CASE WHEN _has_foreign OR _event = 'TRUNCATE' THEN ''
         ELSE concat('REFERENCING', CASE WHEN _event <> 'INSERT' THEN ' OLD TABLE AS ml_rag_old' END,
           CASE WHEN _event <> 'DELETE' THEN ' NEW TABLE AS ml_rag_new' END) END,
@@ -320,7 +348,8 @@ COMMENT ON FUNCTION ml_rag.disable_keyword_search(regclass) IS
 $$drops the keyword index of a table; for its owner
 No error where there is none. Errors: 42P01; 42501 not the owner.$$;
 
-CREATE FUNCTION ml_rag._keyword_definition(store regclass, options jsonb, OUT index ml_rag_internal.keyword_store)
+CREATE FUNCTION ml_rag._keyword_definition(store regclass, options jsonb,
+  OUT index ml_rag_internal.keyword_store)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the keyword index that a table of the caller's gets by these options, or why it can have none
 DECLARE
@@ -334,9 +363,12 @@ BEGIN
                    AND a.atttypid = ANY ('{text,character varying}'::regtype[])) THEN
     PERFORM ml_rag._bad_option('segment', to_jsonb(_segment), format('a text column of "%s"', store),
       coalesce((
-        SELECT format('Name the column that holds the text: {"segment": %s}.', to_jsonb(a.attname)) FROM pg_attribute AS a
-        WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid = ANY ('{text,character varying}'::regtype[])
-        ORDER BY array_position('{content,text,chunk,document,body}'::text[], lower(a.attname)), a.attnum LIMIT 1),
+        SELECT format('Name the column that holds the text: {"segment": %s}.', to_jsonb(a.attname))
+        FROM pg_attribute AS a
+        WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped
+          AND a.atttypid = ANY ('{text,character varying}'::regtype[])
+        ORDER BY array_position('{content,text,chunk,document,body}'::text[], lower(a.attname)),
+        a.attnum LIMIT 1),
         'It has no column of type text.'));
   END IF;
   IF _configuration IS NULL THEN
@@ -349,7 +381,8 @@ BEGIN
     EXCEPTION WHEN undefined_object OR invalid_name OR invalid_schema_name OR no_data_found OR syntax_error
       OR feature_not_supported OR data_exception THEN
       PERFORM ml_rag._bad_option('text_search_configuration', _options -> 'text_search_configuration',
-        'a text search configuration, with its schema where that is not pg_catalog', 'SELECT * FROM pg_ts_config;');
+        'a text search configuration, with its schema where that is not pg_catalog',
+          'SELECT * FROM pg_ts_config;');
     END;
   END IF;
   SELECT _keyword_definition.store, _segment, ml_rag._indexable_key(store), _configuration,
@@ -357,24 +390,29 @@ BEGIN
     -- node groups are merged into that column
     CASE WHEN _segment = 'segment' THEN (
       SELECT a.attname FROM pg_attribute AS a
-      WHERE a.attrelid = store AND a.attname = 'segment_nodes' AND NOT a.attisdropped AND a.atttypid = 'text'::regtype) END
+      WHERE a.attrelid = store AND a.attname = 'segment_nodes' AND NOT a.attisdropped
+        AND a.atttypid = 'text'::regtype) END
   INTO index;
   IF _segment = ANY (index.key) THEN
     PERFORM ml_rag._raise_of_columns(index);
   END IF;
   -- the owner may have taken that from itself
   IF row_security_active(store) THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('row-level security hides rows of "%s" from its owner', store),
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('row-level security hides rows of "%s" from its owner', store),
       DETAIL = 'The index must contain all rows; row-level security applies when it is searched.',
-      HINT = format('First: ALTER TABLE %1$s NO FORCE ROW LEVEL SECURITY; afterwards: ALTER TABLE %1$s FORCE ROW LEVEL SECURITY;', store);
+      HINT = format('First: ALTER TABLE %1$s NO FORCE ROW LEVEL SECURITY; afterwards: ALTER TABLE %1$s FORCE '
+        'ROW LEVEL SECURITY;', store);
   END IF;
 END
 $$;
 
-CREATE FUNCTION ml_rag._index_keywords(store regclass, options jsonb, is_new boolean, call integer DEFAULT NULL)
+CREATE FUNCTION ml_rag._index_keywords(store regclass, options jsonb, is_new boolean,
+  call integer DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: create the keyword index of a table, or rebuild it with other options; is_new: the caller has just made it
+-- purpose: create the keyword index of a table, or rebuild it with other options; is_new: the caller has just
+-- made it
 -- call: what ml_rag._begin has returned
 -- Reads: the table  Writes: triggers, all as the caller
 DECLARE
@@ -383,20 +421,24 @@ DECLARE
                      JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store);
 BEGIN
   PERFORM ml_rag._progress(call, _relation, 'waiting for writers');
-  IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') AND NOT is_new THEN
+  IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
+      AND NOT is_new THEN
     RAISE EXCEPTION USING ERRCODE = '55000',
       MESSAGE = 'keyword index cannot be created at this isolation level',
-      DETAIL = format('The level is %s: rows that others have added since the transaction began would be missing.',
+      DETAIL = format('The level is %s: rows that others have added since the transaction began would be '
+        'missing.',
         current_setting('transaction_isolation')),
       HINT = 'Call it in a transaction of its own, or at READ COMMITTED.';
   END IF;
   EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', ml_rag._indexed_rows(store));
   PERFORM ml_rag._make_keyword_triggers(store, CASE WHEN ml_rag._is_distributed(store) THEN
-    jsonb_build_object('segment', _index.segment, 'text_search_configuration', _index.configuration, 'k1', _index.k1, 'b', _index.b,
+    jsonb_build_object('segment', _index.segment, 'text_search_configuration', _index.configuration,
+      'k1', _index.k1, 'b', _index.b,
       'statistics', _index.statistics) END);
   PERFORM ml_rag._progress(call, _relation, 'indexing segments', 0,
     -- as pg_stat_progress_create_index has it: what the last ANALYZE or VACUUM has seen
-    coalesce((SELECT nullif(greatest(c.reltuples, 0), 0)::bigint FROM pg_class AS c WHERE c.oid = store), -1));
+    coalesce((SELECT nullif(greatest(c.reltuples, 0), 0)::bigint FROM pg_class AS c
+      WHERE c.oid = store), -1));
   PERFORM ml_rag._python('build_keyword_index', jsonb_build_array(
     to_jsonb(_index) || jsonb_build_object('store', store::oid::bigint), call));
 END
@@ -405,11 +447,12 @@ $$;
 CREATE FUNCTION ml_rag._index_shards() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the keyword index of a shard of Citus, once it has its triggers
--- Wherever Citus creates a shard or moves it to, it gives it the triggers of its table, and sets their state last. The argument of the
--- trigger that is for replicas says which index. It notes the rows that are written to a shard while that is moved.
--- Runs as the role that alters the table, which may have no privilege on ml_rag: so ml_rag is used only for tables with that trigger.
--- Anybody can make such a trigger on a table of their own. A shard is altered by its owner; a superuser, say, must not read what the
--- owner of the schema puts in the place of the table: it is read by its name.
+-- Wherever Citus creates a shard or moves it to, it gives it the triggers of its table, and sets their state
+-- last. The argument of the trigger that is for replicas says which index. It notes the rows that are written
+-- to a shard while that is moved. Runs as the role that alters the table, which may have no privilege on
+-- ml_rag: so ml_rag is used only for tables with that trigger. Anybody can make such a trigger on a table of
+-- their own. A shard is altered by its owner; a superuser, say, must not read what the owner of the schema
+-- puts in the place of the table: it is read by its name.
 -- Reads: the shard, as the caller
 DECLARE
   _shard regclass;
@@ -418,7 +461,8 @@ BEGIN
   FOR _shard, _options IN
     SELECT t.tgrelid,
       convert_from(substring(t.tgargs FROM 1 FOR octet_length(t.tgargs) - 1), getdatabaseencoding())
-    FROM pg_event_trigger_ddl_commands() AS d JOIN pg_trigger AS t ON t.tgrelid = d.objid AND d.classid = 'pg_class'::regclass
+    FROM pg_event_trigger_ddl_commands() AS d JOIN pg_trigger AS t ON t.tgrelid = d.objid
+      AND d.classid = 'pg_class'::regclass
     JOIN pg_proc AS p ON p.oid = t.tgfoid AND p.proname = '_keep_keywords'
     JOIN pg_namespace AS n ON n.oid = p.pronamespace AND n.nspname = 'ml_rag'
     WHERE t.tgenabled = 'R' AND t.tgnargs = 1
@@ -428,20 +472,24 @@ BEGIN
         DETAIL = 'It is altered by a role that does not trust its owner or that of its schema.';
     ELSIF NOT EXISTS (SELECT FROM ml_rag._keyword_index(_shard)) THEN
       PERFORM ml_rag._python('build_keyword_index', jsonb_build_array(
-        to_jsonb(ml_rag._keyword_definition(_shard, _options::jsonb)) || jsonb_build_object('store', _shard::oid::bigint), NULL));
+        to_jsonb(ml_rag._keyword_definition(_shard, _options::jsonb))
+          || jsonb_build_object('store', _shard::oid::bigint), NULL));
       -- that one Citus keeps to itself
       IF NOT ml_rag._is_distributed(_shard) THEN
-        EXECUTE format('CREATE OR REPLACE TRIGGER ml_rag_keywords_truncate AFTER TRUNCATE ON %s FOR EACH STATEMENT'
+        EXECUTE
+          format('CREATE OR REPLACE TRIGGER ml_rag_keywords_truncate AFTER TRUNCATE ON %s FOR EACH STATEMENT'
           ' EXECUTE FUNCTION ml_rag._keep_keywords()', _shard);
       END IF;
     END IF;
   END LOOP;
 EXCEPTION WHEN assert_failure OR OTHERS THEN
   -- Citus could not move the shard otherwise
-  RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('shard "%s" gets no keyword index: %s', _shard, SQLERRM);
+  RAISE WARNING USING ERRCODE = '01000',
+    MESSAGE = format('shard "%s" gets no keyword index: %s', _shard, SQLERRM);
 END
 $$;
-CREATE EVENT TRIGGER ml_rag_index_shards ON ddl_command_end WHEN TAG IN ('ALTER TABLE') EXECUTE FUNCTION ml_rag._index_shards();
+CREATE EVENT TRIGGER ml_rag_index_shards ON ddl_command_end
+  WHEN TAG IN ('ALTER TABLE') EXECUTE FUNCTION ml_rag._index_shards();
 
 CREATE FUNCTION ml_rag.enable_keyword_search(store regclass, options jsonb DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
@@ -455,11 +503,12 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.enable_keyword_search(regclass, jsonb) IS
 $$creates the keyword index of a table, or rebuilds it: ml_rag.enable_keyword_search('handbook', '{"language": "de"}')
-The table's owner calls it; from then on the index follows every change of the table. The table needs a primary key or a
-unique key without nulls; it can be partitioned, and is named as a whole then: one index has the rows of all its partitions. It
-cannot be inherited, foreign or a view. Meanwhile writers wait, readers do not. After ATTACH or DETACH PARTITION: call it again.
-options: SELECT * FROM ml_rag.option WHERE routine = 'enable_keyword_search'. Errors: 22023 bad option; 42P01; 42501 not
-the owner; 55000 no such key, a table that cannot have one, or numpy is missing.$$;
+The table's owner calls it; from then on the index follows every change of the table. The table needs a
+primary key or a unique key without nulls; it can be partitioned, and is named as a whole then: one index has
+the rows of all its partitions. It cannot be inherited, foreign or a view. Meanwhile writers wait, readers do
+not. After ATTACH or DETACH PARTITION: call it again.
+options: SELECT * FROM ml_rag.option WHERE routine = 'enable_keyword_search'. Errors: 22023 bad option; 42P01;
+42501 not the owner; 55000 no such key, a table that cannot have one, or numpy is missing.$$;
 
 CREATE FUNCTION ml_rag.merge_keyword_index(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
@@ -471,8 +520,8 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.merge_keyword_index(regclass) IS
 $$merges pending changes into the keyword index of a table, which makes searches faster; for its owner
-Writers merge some of them as they go; this merges all, and blocks only others who do the same. Errors: 42P01; 42501
-not the owner; 55000 numpy is missing.$$;
+Writers merge some of them as they go; this merges all, and blocks only others who do the same. Errors: 42P01;
+42501 not the owner; 55000 numpy is missing.$$;
 
 CREATE FUNCTION ml_rag.fold_keyword_index(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$

@@ -1,16 +1,18 @@
 -- tables: the keyword indexes: their tables, and the only ways to them.
 -- keyword/index keeps them, pipeline/keyword asks them; docs/keyword.md says why they are as they are.
 
--- Rows get a number of their own, which is never used again. A run is a sealed part of an index: up to 65536 rows with
--- their postings, which never change; what is deleted from it is noted beside. New rows wait in keyword_new and deleted
--- ones in keyword_gone until they are merged into runs, so that writers only ever append and never wait for each other.
+-- Rows get a number of their own, which is never used again. A run is a sealed part of an index: up to 65536
+-- rows with their postings, which never change; what is deleted from it is noted beside. New rows wait in
+-- keyword_new and deleted ones in keyword_gone until they are merged into runs, so that writers only ever
+-- append and never wait for each other.
 
 CREATE TABLE ml_rag_internal.keyword_store (
   store         regclass PRIMARY KEY,
   segment       name NOT NULL,              -- column of the text
   -- bounded, as the owners of tables choose them and everybody's search reads them
   key           name[] NOT NULL CHECK (cardinality(key) BETWEEN 1 AND 32),  -- columns that tell rows apart
-  configuration text NOT NULL CHECK (octet_length(configuration) <= 300),   -- text search configuration, with its schema
+  -- text search configuration, with its schema
+  configuration text NOT NULL CHECK (octet_length(configuration) <= 300),
   k1            double precision NOT NULL CHECK (k1 BETWEEN 0 AND 100),
   b             double precision NOT NULL CHECK (b BETWEEN 0 AND 1),
   statistics    text NOT NULL CHECK (statistics IN ('all', 'visible')),
@@ -22,7 +24,8 @@ CREATE TABLE ml_rag_internal.keyword_row (
   id     bigint NOT NULL,
   store  regclass NOT NULL,
   length integer NOT NULL,                  -- tokens
-  key    text COLLATE "C" NOT NULL,          -- of the row of the store: a text[], as text, which compares faster
+  -- of the row of the store: a text[], as text, which compares faster
+  key    text COLLATE "C" NOT NULL,
   tokens jsonb,                             -- token: how often; kept where statistics are of the visible rows
   PRIMARY KEY (store, id)
 );
@@ -79,13 +82,16 @@ ALTER TABLE ml_rag_internal.keyword_row ALTER tokens SET STATISTICS 0;
 ALTER TABLE ml_rag_internal.keyword_new ALTER tokens SET STATISTICS 0, ALTER words SET STATISTICS 0;
 ALTER TABLE ml_rag_internal.keyword_posting ALTER term SET STATISTICS 0;
 
-COMMENT ON TABLE ml_rag_internal.keyword_store IS 'tables with a keyword index, and how each is made and scored';
-COMMENT ON TABLE ml_rag_internal.keyword_row IS 'rows of the keyword indexes: number, key in the store, length in tokens';
+COMMENT ON TABLE ml_rag_internal.keyword_store IS 'tables with a keyword index, and how each is made and '
+  'scored';
+COMMENT ON TABLE ml_rag_internal.keyword_row IS 'rows of the keyword indexes: number, key in the store, '
+  'length in tokens';
 COMMENT ON TABLE ml_rag_internal.keyword_new IS 'rows that wait to be merged into a run';
 COMMENT ON TABLE ml_rag_internal.keyword_gone IS 'deleted rows that are still in a run';
 COMMENT ON TABLE ml_rag_internal.keyword_run IS 'runs, the parts that a keyword index consists of';
 COMMENT ON TABLE ml_rag_internal.keyword_posting IS 'which rows of a run hold a term, and how often';
-COMMENT ON SEQUENCE ml_rag_internal.keyword_number IS 'numbers of rows and runs; never used twice, as sessions remember runs';
+COMMENT ON SEQUENCE ml_rag_internal.keyword_number IS 'numbers of rows and runs; never used twice, as '
+  'sessions remember runs';
 
 SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.keyword_store', '');
 SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.keyword_row', '');
@@ -95,18 +101,20 @@ SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.keyword_run', '');
 SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.keyword_posting', '');
 SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.keyword_number', '');
 
--- Nobody reads or writes these tables but their owner, so that neither results nor plans of others tell what they hold.
--- backend/rights.py says how a caller's search gets at them all the same.
+-- Nobody reads or writes these tables but their owner, so that neither results nor plans of others tell what
+-- they hold. backend/rights.py says how a caller's search gets at them all the same.
 
 CREATE FUNCTION ml_rag._read_as_owner() RETURNS void
 LANGUAGE plpython3u STABLE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path FROM CURRENT
 -- planning its statements anew for each query takes longer than all the rest
 SET plan_cache_mode = force_generic_plan
--- what its statements are thought to cost grows with the index, and they would be compiled; what they read does not
+-- what its statements are thought to cost grows with the index, and they would be compiled; what they read
+-- does not
 SET jit = off
 AS $$
-# purpose: run what backend/rights.py holds ready, at the moment of the caller's statement; by itself it does nothing
+# purpose: run what backend/rights.py holds ready, at the moment of the caller's statement; by itself it does
+# nothing
 if "ml_rag" in GD:
     GD["ml_rag"].run_handed()
 $$;
@@ -133,7 +141,8 @@ return backend.keyword_indexes(plpy, store)
 $$;
 
 CREATE FUNCTION ml_rag._keyword_index(relation oid DEFAULT NULL)
-RETURNS TABLE (store regclass, segment name, key name[], configuration text, k1 double precision, b double precision,
+RETURNS TABLE (store regclass, segment name, key name[], configuration text, k1 double precision,
+  b double precision,
                statistics text, secured boolean)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -149,11 +158,13 @@ $$;
 
 CREATE VIEW ml_rag.keyword_index WITH (security_barrier) AS SELECT * FROM ml_rag._keyword_index();
 COMMENT ON VIEW ml_rag.keyword_index IS
-'keyword indexes of the tables whose text and key the caller may read; secured: row-level security applies to the caller';
+'keyword indexes of the tables whose text and key the caller may read; secured: row-level security applies '
+'to the caller';
 
 CREATE FUNCTION ml_rag._indexed_rows(store regclass) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: SQL of the rows that the index of a table has: those of its partitions, but not of what else inherits from it
+-- purpose: SQL of the rows that the index of a table has: those of its partitions, but not of what else
+-- inherits from it
 -- Reads: the catalog
 BEGIN
   RETURN CASE (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store) WHEN 'p' THEN '' ELSE 'ONLY ' END
@@ -163,22 +174,28 @@ $$;
 
 CREATE FUNCTION ml_rag._key_values(alias text, key name[]) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: SQL of a row's key, the text of a text[]; two keys are the same where each letter is, whatever the collation of the column
--- By concat and not by a cast: it writes a value as its type's own output does, and a cast of a type that somebody made
--- could be anybody's function. The types are checked as well, but under repeatable read the catalog may be of another
--- moment than the table.
+-- purpose: SQL of a row's key, the text of a text[]; two keys are the same where each letter is, whatever the
+-- collation of the column
+-- By concat and not by a cast: it writes a value as its type's own output does, and a cast of a type that
+-- somebody made could be anybody's function. The types are checked as well, but under repeatable read the
+-- catalog may be of another moment than the table.
 BEGIN
-  RETURN (SELECT concat('ARRAY[', string_agg(format('concat(%s.%I)', alias, u.k), ', ' ORDER BY u.place), ']::text COLLATE "C"')
+  RETURN (SELECT concat('ARRAY[', string_agg(format('concat(%s.%I)', alias, u.k), ', ' ORDER BY u.place),
+    ']::text COLLATE "C"')
     FROM unnest(key) WITH ORDINALITY AS u (k, place));
 END
 $$;
 
-CREATE FUNCTION ml_rag._visible_keys(store regclass, key name[], row_keys text[] DEFAULT NULL, portion integer DEFAULT 50000)
+CREATE FUNCTION ml_rag._visible_keys(store regclass, key name[], row_keys text[] DEFAULT NULL,
+  portion integer DEFAULT 50000)
 RETURNS TABLE (keys text, n bigint)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 COST 100000 SET search_path FROM CURRENT AS $$
--- purpose: keys of the rows that the caller can see, in portions: the text of an array of them, and how many there are in it
--- row_keys: of few rows that pass a filter, null = all rows. Not SQL, which could give keys of rows that the caller cannot see
--- A key is the text of a text[] itself. As one text they get through PL/Python fastest.  Reads: the store, as the caller
+-- purpose: keys of the rows that the caller can see, in portions: the text of an array of them, and how many
+-- there are in it
+-- row_keys: of few rows that pass a filter, null = all rows. Not SQL, which could give keys of rows that the
+-- caller cannot see
+-- A key is the text of a text[] itself. As one text they get through PL/Python fastest.  Reads: the store, as
+-- the caller
 BEGIN
   IF to_regclass(store::text) IS NOT NULL AND (
     SELECT bool_and(has_column_privilege(a.attrelid, a.attnum, 'SELECT')) AND count(*) = cardinality(key)
@@ -186,7 +203,8 @@ BEGIN
   ) THEN
     RETURN QUERY EXECUTE format('SELECT array_agg(k.key)::text, count(*) FROM (SELECT %s AS key,'
       ' (row_number() OVER () - 1) / $1 AS portion FROM %s AS t%s) AS k GROUP BY k.portion',
-      ml_rag._key_values('t', key), ml_rag._indexed_rows(store), CASE WHEN row_keys IS NOT NULL THEN ' WHERE t.ctid = ANY ($2::tid[])' END)
+      ml_rag._key_values('t', key), ml_rag._indexed_rows(store),
+      CASE WHEN row_keys IS NOT NULL THEN ' WHERE t.ctid = ANY ($2::tid[])' END)
       USING portion, row_keys;
   END IF;
 END

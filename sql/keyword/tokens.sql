@@ -2,7 +2,8 @@
 
 CREATE FUNCTION ml_rag.text_search_configuration(language text) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: the text search configuration for a language: code (en, de-AT) or name; null = the database's default
+-- purpose: the text search configuration for a language: code (en, de-AT) or name; null = the database's
+-- default
 DECLARE
   _name text;
 BEGIN
@@ -14,14 +15,17 @@ BEGIN
     SELECT format('pg_catalog.%I', c.cfgname)
     FROM (SELECT lower(substring(language FROM '^[A-Za-z]+')) AS code) AS l
     LEFT JOIN (VALUES
-      ('ar', 'arabic'), ('ca', 'catalan'), ('da', 'danish'), ('de', 'german'), ('el', 'greek'), ('en', 'english'),
-      ('es', 'spanish'), ('et', 'estonian'), ('eu', 'basque'), ('fi', 'finnish'), ('fr', 'french'), ('ga', 'irish'),
+      ('ar', 'arabic'), ('ca', 'catalan'), ('da', 'danish'), ('de', 'german'), ('el', 'greek'),
+      ('en', 'english'),
+      ('es', 'spanish'), ('et', 'estonian'), ('eu', 'basque'), ('fi', 'finnish'), ('fr', 'french'),
+      ('ga', 'irish'),
       ('hi', 'hindi'), ('hu', 'hungarian'), ('hy', 'armenian'), ('id', 'indonesian'), ('it', 'italian'),
       ('lt', 'lithuanian'), ('nb', 'norwegian'), ('ne', 'nepali'), ('nl', 'dutch'), ('nn', 'norwegian'),
       ('no', 'norwegian'), ('pt', 'portuguese'), ('ro', 'romanian'), ('ru', 'russian'), ('sr', 'serbian'),
       ('sv', 'swedish'), ('ta', 'tamil'), ('tr', 'turkish'), ('yi', 'yiddish')
     ) AS m (code, name) ON m.code = l.code
-    JOIN pg_ts_config AS c ON c.cfgnamespace = 'pg_catalog'::regnamespace AND c.cfgname = coalesce(m.name, l.code)
+    JOIN pg_ts_config AS c ON c.cfgnamespace = 'pg_catalog'::regnamespace
+      AND c.cfgname = coalesce(m.name, l.code)
   );
   IF _name IS NULL AND language !~* '^[a-z]{2,3}([-_][a-z0-9]+)*$' THEN
     RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('unknown language "%s"', left(language, 100)),
@@ -33,9 +37,9 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.text_search_configuration(text) IS
 $$the text search configuration that keyword search takes for a language: en = english, de = german, …
-language: a code (en, pt-BR) or a name (english); null = default_text_search_config; one that PostgreSQL has no
-configuration for, such as zh, ja or ko, = simple, with a warning where it looks like no code. Returns the name with its
-schema.$$;
+language: a code (en, pt-BR) or a name (english); null = default_text_search_config; one that PostgreSQL has
+no configuration for, such as zh, ja or ko, = simple, with a warning where it looks like no code. Returns the
+name with its schema.$$;
 
 CREATE FUNCTION ml_rag._lexemes(configuration regconfig, segment text) RETURNS TABLE (lexeme text, n bigint)
 LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -45,8 +49,9 @@ SET client_min_messages = 'warning'
 SET jit = off
 AS $$
 -- purpose: words of a text by its configuration, each with its number, whatever the length
--- A tsvector keeps 255 positions of a lexeme, up to position 16383, and has at most 1 MB: what does not fit is cut at
--- blanks, and where that does not help (a,a,a,…) after 500 characters, which is less than 255 words.
+-- A tsvector keeps 255 positions of a lexeme, up to position 16383, and has at most 1 MB: what does not fit
+-- is cut at blanks, and where that does not help (a,a,a,…) after 500 characters, which is less than 255
+-- words.
 DECLARE
   _vector tsvector;
   _small integer;
@@ -68,7 +73,8 @@ BEGIN
     FROM (
       -- not by a regular expression, which takes 20 µs for each word
       SELECT string_agg(w.word, ' ' ORDER BY w.place) AS piece
-      FROM string_to_table(translate(segment, E'\t\n\u000b\f\r', '     '), ' ') WITH ORDINALITY AS w (word, place)
+      FROM string_to_table(translate(segment, E'\t\n\u000b\f\r', '     '), ' ')
+        WITH ORDINALITY AS w (word, place)
       GROUP BY w.place / 200
     ) AS p
     CROSS JOIN LATERAL (
@@ -79,7 +85,8 @@ BEGIN
     CROSS JOIN LATERAL (
       SELECT p.piece AS part WHERE c.is_small
       UNION ALL
-      SELECT substr(p.piece, s.first, c.step) FROM generate_series(1, c.length, c.step) AS s (first) WHERE NOT c.is_small
+      SELECT substr(p.piece, s.first, c.step) FROM generate_series(1, c.length, c.step) AS s (first)
+      WHERE NOT c.is_small
     ) AS s
     CROSS JOIN LATERAL ml_rag._lexemes(configuration, s.part) AS l
     GROUP BY l.lexeme;
@@ -98,8 +105,9 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET client_min_messages = 'warning'
 AS $$
 -- purpose: {token: number} of a text, and how many there are: what is indexed, and what is asked for
--- Chinese, Japanese and Korean have no blanks between words, and no parser of PostgreSQL knows where they end: runs of
--- their characters become pairs (東京都 = 東京, 京都), a character alone stays itself, in whatever configuration.
+-- Chinese, Japanese and Korean have no blanks between words, and no parser of PostgreSQL knows where they
+-- end: runs of their characters become pairs (東京都 = 東京, 京都), a character alone stays itself, in whatever
+-- configuration.
 DECLARE
   _scripts text;
   _text text := segment;
@@ -120,8 +128,10 @@ BEGIN
     _words := regexp_replace(_text, _scripts, ' ', 'g');
   END IF;
   IF _words = _text AND octet_length(_words) <= 500000 THEN
-    SELECT coalesce(jsonb_object_agg(u.lexeme, cardinality(u.positions)), '{}'), coalesce(sum(cardinality(u.positions)), 0),
-      coalesce(bool_and(cardinality(u.positions) < 255 AND u.positions[cardinality(u.positions)] < 16383), true)
+    SELECT coalesce(jsonb_object_agg(u.lexeme, cardinality(u.positions)), '{}'),
+      coalesce(sum(cardinality(u.positions)), 0),
+      coalesce(bool_and(cardinality(u.positions) < 255 AND u.positions[cardinality(u.positions)] < 16383),
+        true)
     INTO tokens, length, _is_whole FROM unnest(to_tsvector(configuration, _words)) AS u;
     IF _is_whole THEN
       RETURN;
@@ -150,13 +160,15 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._words(
-  configuration regconfig, segment text, as_json boolean, OUT words tsvector, OUT tokens jsonb, OUT length integer
+  configuration regconfig, segment text, as_json boolean, OUT words tsvector, OUT tokens jsonb,
+    OUT length integer
 )
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path FROM CURRENT
 SET client_min_messages = 'warning'
 AS $$
--- purpose: what ml_rag._tokens finds in a text, as a tsvector where that says the same: to count each word of it takes as long again
+-- purpose: what ml_rag._tokens finds in a text, as a tsvector where that says the same: to count each word of
+-- it takes as long again
 DECLARE
   _text text := segment;
   _vector text;
@@ -188,8 +200,10 @@ CREATE FUNCTION ml_rag._token_texts(configuration regconfig, segments text[], as
 LANGUAGE plpgsql STABLE PARALLEL SAFE COST 100000
 SET client_min_messages = 'warning'
 AS $$
--- purpose: of each text what ml_rag._tokens finds: JSON, or the text of a tsvector, which is made and read faster
--- A tsvector that was cut looks like one: whoever reads it must look whether a word stands there 255 times or at 16383.
+-- purpose: of each text what ml_rag._tokens finds: JSON, or the text of a tsvector, which is made and read
+-- faster
+-- A tsvector that was cut looks like one: whoever reads it must look whether a word stands there 255 times or
+-- at 16383.
 DECLARE
   _letters text := format('[\uff01-\uffef%s]', ml_rag._scripts());
 BEGIN
@@ -213,8 +227,8 @@ SET parallel_setup_cost = 0
 SET parallel_tuple_cost = 0
 SET plan_cache_mode = force_generic_plan
 AS $$
--- purpose: ml_rag._token_texts of many texts in their order, as eight arrays, which parallel workers make side by side. Of four parts,
--- two workers and the session would leave one for the end, alone
+-- purpose: ml_rag._token_texts of many texts in their order, as eight arrays, which parallel workers make
+-- side by side. Of four parts, two workers and the session would leave one for the end, alone
 DECLARE
   _n integer := cardinality(segments);
 BEGIN
@@ -232,18 +246,21 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag.keyword_tokens(configuration regconfig, segment text) RETURNS TABLE (token text, n integer)
+CREATE FUNCTION ml_rag.keyword_tokens(configuration regconfig,
+  segment text) RETURNS TABLE (token text, n integer)
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 BEGIN
   IF NOT EXISTS (SELECT FROM pg_ts_config AS c WHERE c.oid = configuration) THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'text search configuration does not exist',
       DETAIL = format('Got %s.', coalesce(configuration::text, 'null')), HINT = '\dF in psql lists them.';
   END IF;
-  RETURN QUERY SELECT t.key, t.value::integer FROM jsonb_each_text((ml_rag._tokens(configuration, segment)).tokens) AS t
+  RETURN QUERY SELECT t.key, t.value::integer
+    FROM jsonb_each_text((ml_rag._tokens(configuration, segment)).tokens) AS t
     ORDER BY t.key COLLATE "C";
 END
 $$;
 COMMENT ON FUNCTION ml_rag.keyword_tokens(regconfig, text) IS
 $$the tokens that keyword search sees in a text or a query, and how often: keyword_tokens('english', 'Two words')
-The words as the text search configuration gives them; Chinese, Japanese and Korean in pairs of characters. Any text is
+The words as the text search configuration gives them; Chinese, Japanese and Korean in pairs of characters.
+Any text is
 safe: nothing in it is an operator. Errors: 22023 no such configuration.$$;

@@ -1,7 +1,9 @@
--- metadata: which tables a question may be answered from, what a model is told of each, and which of them matter for it.
+-- metadata: which tables a question may be answered from, what a model is told of each, and which of them
+-- matter for it.
 
--- What is embedded of a table is the key of its embedding. So nothing here can be out of date: a table whose name, comment or
--- columns change, or of which the caller may read other columns than somebody else, has another text.
+-- What is embedded of a table is the key of its embedding. So nothing here can be out of date: a table whose
+-- name, comment or columns change, or of which the caller may read other columns than somebody else, has
+-- another text.
 CREATE TABLE ml_rag_internal.table_embedding (
   model_id  text NOT NULL,
   digest    bytea NOT NULL,                  -- SHA-256 of the text
@@ -11,7 +13,8 @@ CREATE TABLE ml_rag_internal.table_embedding (
 -- not unique: two sessions may embed the same text at once, and neither waits for the other to commit
 CREATE INDEX ON ml_rag_internal.table_embedding (digest, model_id);
 CREATE INDEX ON ml_rag_internal.table_embedding (made_at);
-COMMENT ON TABLE ml_rag_internal.table_embedding IS 'embeddings of the descriptions of tables, for ml_retrieve_schema_metadata; a cache';
+COMMENT ON TABLE ml_rag_internal.table_embedding IS 'embeddings of the descriptions of tables, for '
+  'ml_retrieve_schema_metadata; a cache';
 
 CREATE FUNCTION ml_rag._named_tables(tables jsonb) RETURNS text[]
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
@@ -25,12 +28,14 @@ BEGIN
   END IF;
   FOR _table IN SELECT e.value FROM jsonb_array_elements(tables) AS e LOOP
     IF jsonb_typeof(_table) = 'object' AND jsonb_typeof(_table -> 'schema_name') = 'string'
-      AND jsonb_typeof(_table -> 'table_name') = 'string' AND _table - '{schema_name,table_name}'::text[] = '{}' THEN
+      AND jsonb_typeof(_table -> 'table_name') = 'string'
+      AND _table - '{schema_name,table_name}'::text[] = '{}' THEN
       _names := _names || format('%I.%I', _table ->> 'schema_name', _table ->> 'table_name');
     ELSIF jsonb_typeof(_table) = 'string' THEN
       _names := _names || (_table #>> '{}');
     ELSE
-      PERFORM ml_rag._bad_option('tables', _table, 'names, "schema.table" or "table", or objects with the keys "schema_name" and '
+      PERFORM ml_rag._bad_option('tables', _table, 'names, "schema.table" or "table", or objects with the '
+        'keys "schema_name" and '
         '"table_name"');
     END IF;
   END LOOP;
@@ -43,7 +48,8 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: the owners of relations whom the caller trusts  Reads: the catalog
 BEGIN
   RETURN ARRAY(
-    SELECT o.relowner FROM (SELECT DISTINCT c.relowner FROM pg_class AS c WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f')
+    SELECT o.relowner FROM (SELECT DISTINCT c.relowner FROM pg_class AS c
+      WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f')
                             OFFSET 0) AS o
     WHERE ml_rag._trusts(o.relowner));
 END
@@ -52,9 +58,10 @@ $$;
 CREATE FUNCTION ml_rag._askable_tables(schemas text[], tables text[])
 RETURNS TABLE (relation oid, schema_name name, table_name name, name text, description text)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 100 AS $$
--- purpose: the tables that the caller may read and that questions are answered from, with what is embedded of each
--- What ml_rag has made of other tables' rows must be named. As for stores: reading a table can run its owner's code (a view,
--- a policy), and its comments are shown to a model. Unless
+-- purpose: the tables that the caller may read and that questions are answered from, with what is embedded of
+-- each
+-- What ml_rag has made of other tables' rows must be named. As for stores: reading a table can run its
+-- owner's code (a view, a policy), and its comments are shown to a model. Unless
 -- it is named, its owner is one whom the caller trusts, or the owner of a schema that is named.
 -- Reads: the catalog. A column's comment is left out of what is embedded: measured, it makes the
 -- choice of tables worse (needed tables among the first eight: 0.97 with, 0.99 without).
@@ -69,7 +76,8 @@ WITH askable AS MATERIALIZED (
   WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relispopulated AND NOT c.relispartition
     AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'ml_rag')
     AND ($1 IS NULL OR n.nspname = ANY ($1))
-    AND ($2 IS NULL OR $2 && ARRAY[concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
+    AND ($2 IS NULL OR $2 && ARRAY[concat(n.nspname, '.', c.relname), c.relname,
+      format('%I.%I', n.nspname, c.relname),
                                    quote_ident(c.relname)])
     AND (c.relowner = ANY (_owners) OR $1 IS NOT NULL AND c.relowner = n.nspowner
          OR $2 && ARRAY[concat(n.nspname, '.', c.relname), format('%I.%I', n.nspname, c.relname)])
@@ -92,7 +100,8 @@ FROM (
      WHERE d.objoid = t.oid AND d.classoid = 'pg_class'::regclass AND d.objsubid = 0) AS comment,
     ARRAY(SELECT a.attname FROM pg_attribute AS a
           WHERE a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
-            AND (t.is_readable OR has_column_privilege(t.oid, a.attnum, 'SELECT')) ORDER BY a.attnum) AS columns
+            AND (t.is_readable OR has_column_privilege(t.oid, a.attnum, 'SELECT'))
+              ORDER BY a.attnum) AS columns
   FROM askable AS t OFFSET 0
 ) AS t
 WHERE t.columns <> '{}';
@@ -102,7 +111,8 @@ $$;
 CREATE FUNCTION ml_rag._nearest_table(name text) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: the table, of those that the caller may read, that a name may have been meant for
--- At most 100 names are compared, letter by letter, however many tables others have opened to everybody: those of trusted owners first.
+-- At most 100 names are compared, letter by letter, however many tables others have opened to everybody:
+-- those of trusted owners first.
 -- Reads: the catalog
 DECLARE
   _owners oid[] := ml_rag._trusted_owners();
@@ -120,7 +130,8 @@ BEGIN
       ORDER BY c.relowner = ANY (_owners) DESC, left(lower(c.relname::text), 1) = left(lower(_table), 1) DESC,
         abs(length(c.relname::text) - length(_table)), c.oid
       LIMIT 100) AS t
-    CROSS JOIN LATERAL ml_rag._distance_of_words(lower(CASE WHEN strpos(name, '.') > 0 THEN name ELSE t.nspname || '.' || name END),
+    CROSS JOIN LATERAL ml_rag._distance_of_words(lower(CASE WHEN strpos(name, '.') > 0 THEN name
+      ELSE t.nspname || '.' || name END),
       lower(concat(t.nspname, '.', t.relname))) AS d
     WHERE d <= greatest(2, length(t.relname::text) / 3)
     ORDER BY d, 1 LIMIT 1);
@@ -137,27 +148,34 @@ $$;
 
 CREATE FUNCTION ml_rag._table_definition(relation oid, include_comments boolean) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
--- purpose: a table as an abridged CREATE TABLE: its columns that the caller may read, at most 100, with keys, comments, samples
--- an enum shows its first 20 labels, a text at most eight values that it has again and again
--- Reads: the catalog; pg_stats, which hides columns that the caller may not read, and all under row-level security
+-- purpose: a table as an abridged CREATE TABLE: its columns that the caller may read, at most 100, with keys,
+-- comments, samples an enum shows its first 20 labels, a text at most eight values that it has again and
+-- again
+-- Reads: the catalog; pg_stats, which hides columns that the caller may not read, and all under row-level
+-- security
 DECLARE
   _is_readable boolean := has_table_privilege(relation, 'SELECT');
   _attnums smallint[] := ARRAY(
     SELECT a.attnum FROM pg_attribute AS a WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
       -- a vectorizer's own columns say nothing that the others do not
-      AND NOT (a.attname IN ('segment', 'document_name', 'segment_embedding') AND ml_rag._has_vectorizer(relation))
+      AND NOT (a.attname IN ('segment', 'document_name', 'segment_embedding')
+        AND ml_rag._has_vectorizer(relation))
       AND (_is_readable OR has_column_privilege(relation, a.attnum, 'SELECT')) ORDER BY a.attnum);
   _comments boolean := include_comments;
 BEGIN
   RETURN (
     SELECT concat(
-      format('CREATE %s %I.%I (', CASE c.relkind WHEN 'v' THEN 'VIEW' WHEN 'm' THEN 'MATERIALIZED VIEW' ELSE 'TABLE' END,
+      format('CREATE %s %I.%I (', CASE c.relkind WHEN 'v' THEN 'VIEW' WHEN 'm' THEN 'MATERIALIZED VIEW'
+        ELSE 'TABLE' END,
         n.nspname, c.relname),
-      CASE WHEN _comments THEN ' -- ' || ml_rag._comment_line(obj_description(c.oid, 'pg_class')) END, E'\n', l.lines,
-      CASE WHEN cardinality(_attnums) > 100 THEN format(E'\n  -- and %s more columns', cardinality(_attnums) - 100) END, E'\n);')
+      CASE WHEN _comments THEN ' -- ' || ml_rag._comment_line(obj_description(c.oid, 'pg_class')) END,
+      E'\n', l.lines,
+      CASE WHEN cardinality(_attnums) > 100 THEN
+        format(E'\n  -- and %s more columns', cardinality(_attnums) - 100) END, E'\n);')
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
     CROSS JOIN LATERAL (
-      SELECT string_agg(concat('  ', d.definition, CASE WHEN d.place < d.n THEN ',' END, ' -- ' || nullif(d.remark, '')),
+      SELECT string_agg(concat('  ', d.definition, CASE WHEN d.place < d.n THEN ',' END,
+        ' -- ' || nullif(d.remark, '')),
         E'\n' ORDER BY d.place) AS lines
       FROM (
         SELECT e.definition, e.remark, row_number() OVER (ORDER BY e.place) AS place, count(*) OVER () AS n
@@ -165,7 +183,8 @@ BEGIN
           SELECT a.attnum::float8 AS place,
             concat_ws(' ', quote_ident(a.attname), format_type(a.atttypid, a.atttypmod),
               CASE WHEN a.attnotnull THEN 'NOT NULL' END) AS definition,
-            concat_ws('; ', CASE WHEN _comments THEN ml_rag._comment_line(col_description(relation, a.attnum)) END,
+            concat_ws('; ', CASE WHEN _comments THEN
+              ml_rag._comment_line(col_description(relation, a.attnum)) END,
               'such as ' || coalesce((
                 SELECT string_agg(quote_literal(v.value), ', ' ORDER BY v.place)
                 FROM pg_stats AS s
@@ -174,14 +193,17 @@ BEGIN
                   AND s.inherited = (c.relkind = 'p') AND v.place <= 8 AND length(v.value) <= 40
                   AND a.atttypid = ANY ('{text,varchar,bpchar,"\"char\"",name}'::regtype[])), (
                 SELECT string_agg(quote_literal(m.enumlabel), ', ' ORDER BY m.enumsortorder) FROM (
-                  SELECT m.* FROM pg_enum AS m WHERE m.enumtypid = a.atttypid ORDER BY m.enumsortorder LIMIT 20) AS m))) AS remark
+                  SELECT m.* FROM pg_enum AS m WHERE m.enumtypid = a.atttypid
+                  ORDER BY m.enumsortorder LIMIT 20) AS m))) AS remark
           FROM pg_attribute AS a
           WHERE a.attrelid = relation AND a.attnum = ANY (_attnums[:100])
           UNION ALL
           -- keys over columns that the caller may read, on both sides
-          SELECT 10000 + row_number() OVER (ORDER BY k.contype DESC, k.conname), pg_get_constraintdef(k.oid), ''
+          SELECT 10000 + row_number() OVER (ORDER BY k.contype DESC, k.conname),
+            pg_get_constraintdef(k.oid), ''
           FROM pg_constraint AS k
-          WHERE k.conrelid = relation AND (k.contype = 'p' OR k.contype = 'f' AND k.conparentid = 0) AND k.conkey <@ _attnums
+          WHERE k.conrelid = relation AND (k.contype = 'p' OR k.contype = 'f' AND k.conparentid = 0)
+            AND k.conkey <@ _attnums
             AND NOT EXISTS (SELECT FROM unnest(k.confkey) AS f (attnum)
                             WHERE NOT has_column_privilege(k.confrelid, f.attnum, 'SELECT'))
         ) AS e
@@ -191,9 +213,11 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._schema_metadata(query text, options jsonb, OUT metadata text, OUT tables text[], OUT schemas text[])
+CREATE FUNCTION ml_rag._schema_metadata(query text, options jsonb, OUT metadata text, OUT tables text[],
+  OUT schemas text[])
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the definitions of the tables that matter for a question, at most n_tables, most relevant first by the embeddings of their
+-- purpose: the definitions of the tables that matter for a question, at most n_tables, most relevant first by
+-- the embeddings of their
 -- descriptions: as many as fit 24 000 characters, at least one
 -- Errors: 42P01 there are none
 DECLARE
@@ -209,7 +233,8 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'options "schemas" and "tables" exclude each other',
       HINT = 'Name the tables with their schemas in "tables".';
   END IF;
-  SELECT array_agg(t.relation) AS relations, array_agg(t.schema_name) AS schemas, array_agg(t.table_name) AS tables,
+  SELECT array_agg(t.relation) AS relations, array_agg(t.schema_name) AS schemas,
+    array_agg(t.table_name) AS tables,
     array_agg(t.name) AS names, array_agg(t.description) AS descriptions
   INTO _tables FROM ml_rag._askable_tables(_schemas, _named) AS t;
   SELECT n INTO _missing FROM unnest(_named) AS n
@@ -218,13 +243,16 @@ BEGIN
                                 format('%I.%I', t.schema_name, t.table_name), quote_ident(t.table_name)))
   LIMIT 1;
   IF _missing IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = format('table "%s" does not exist or cannot be queried', left(_missing, 200)),
+    RAISE EXCEPTION USING ERRCODE = '42P01',
+      MESSAGE = format('table "%s" does not exist or cannot be queried', left(_missing, 200)),
       DETAIL = 'It needs a SELECT privilege. A table of another owner is named with its schema.',
-      HINT = coalesce('Did you mean "' || ml_rag._nearest_table(_missing) || '"?', 'Name it as "schema.table".');
+      HINT = coalesce('Did you mean "' || ml_rag._nearest_table(_missing) || '"?',
+        'Name it as "schema.table".');
   ELSIF _tables.relations IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'there is no table to query',
       DETAIL = CASE WHEN _schemas IS NULL
-        THEN 'Without "schemas" and "tables" only tables of trusted owners are queried: docs/nl_sql.md#which-tables.'
+        THEN 'Without "schemas" and "tables" only tables of trusted owners are queried: '
+          'docs/nl_sql.md#which-tables.'
         ELSE 'There is none in these schemas that the caller may SELECT.' END,
       HINT = CASE WHEN _schemas IS NULL THEN 'Name schemas in "schemas", or tables in "tables".'
         ELSE 'Name the tables in "tables".' END;
@@ -244,7 +272,8 @@ BEGIN
     EXIT WHEN length(metadata) + length(_definition) > 24000;
     metadata := concat_ws(E'\n\n', metadata, _definition);
     tables := tables || _table.name;
-    schemas := schemas || CASE WHEN _table.schema_name <> ALL (coalesce(schemas, '{}')) THEN _table.schema_name::text END;
+    schemas := schemas || CASE WHEN _table.schema_name <> ALL (coalesce(schemas, '{}')) THEN
+      _table.schema_name::text END;
   END LOOP;
   metadata := left(metadata, 40000);
   schemas := array_remove(schemas, NULL);
@@ -258,7 +287,8 @@ DECLARE
   _call integer := ml_rag._begin('ml_retrieve_schema_metadata');
   _metadata text;
 BEGIN
-  _metadata := (SELECT m.metadata FROM ml_rag._schema_metadata($1, ml_rag.parse_options('ml_retrieve_schema_metadata', $2)) AS m);
+  _metadata := (SELECT m.metadata
+    FROM ml_rag._schema_metadata($1, ml_rag.parse_options('ml_retrieve_schema_metadata', $2)) AS m);
   PERFORM ml_rag._end(_call);
   RETURN _metadata;
 @CATCH_AND_END@
@@ -266,8 +296,9 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_retrieve_schema_metadata(text, jsonb) IS
 $$the tables that matter for a question, as abridged CREATE TABLE statements, most relevant first
-With columns, keys, comments and frequent values, each only as far as the caller may read it; at most 100 columns a table and
-40 000 characters together. Without "schemas" and "tables", tables of trusted owners: docs/nl_sql.md#which-tables.
-Options: SELECT * FROM ml_rag.option WHERE routine = 'ml_retrieve_schema_metadata'.
-Errors: 22023 empty question, bad option; 42P01 no table to query; 55000 model not available; 08006 model server; 53300 its
-queue is full; 57014 cancelled; 38000 the model failed.$$;
+With columns, keys, comments and frequent values, each only as far as the caller may read it; at most 100
+columns a table and 40 000 characters together. Without "schemas" and "tables", tables of trusted owners:
+docs/nl_sql.md#which-tables. Options: SELECT * FROM ml_rag.option WHERE routine =
+'ml_retrieve_schema_metadata'.
+Errors: 22023 empty question, bad option; 42P01 no table to query; 55000 model not available; 08006 model
+server; 53300 its queue is full; 57014 cancelled; 38000 the model failed.$$;

@@ -16,7 +16,8 @@ BEGIN
     PERFORM ml_rag._bad_option('examples', to_jsonb(jsonb_array_length(_options -> 'examples')),
       'at most 20, of 20000 characters together');
   END IF;
-  PERFORM ml_rag._bad_option('examples', to_jsonb(jsonb_array_length(_options -> 'examples')), 'objects with the keys "question" and "sql"')
+  PERFORM ml_rag._bad_option('examples', to_jsonb(jsonb_array_length(_options -> 'examples')),
+    'objects with the keys "question" and "sql"')
   FROM jsonb_array_elements(_options -> 'examples') AS e
   WHERE NOT ml_rag.parse_options('nl_sql_example', e.value) ?& '{question,sql}'::text[];
   -- the statement itself is read-only; that it is harmless is seen from a temporary view of it
@@ -28,26 +29,34 @@ BEGIN
   END IF;
   _shown := ml_rag._schema_metadata($1, _options);
   _model := coalesce(_options ->> 'model_id', ml_rag._default_model());
-  -- measured, the statements of such a model are hardly ever right, and some run all the same and return other rows
+  -- measured, the statements of such a model are hardly ever right, and some run all the same and return
+  -- other rows
   _error := ml_rag._too_small(_model, 'write SQL');
   IF _error IS NOT NULL THEN
     PERFORM ml_rag._end(_call);
-    RETURN jsonb_build_object('tables', _shown.tables, 'schemas', _shown.schemas, 'model_id', _model, 'sql_query', NULL,
+    RETURN jsonb_build_object('tables', _shown.tables, 'schemas', _shown.schemas, 'model_id', _model,
+      'sql_query', NULL,
       'is_sql_valid', false, 'reason', format('%s. %s', _error ->> 'message', _error ->> 'hint'));
   END IF;
   PERFORM ml_rag._stage(_call, 'generate', _model);
-  _answer := ml_rag._python('nl_sql', jsonb_build_array(jsonb_build_object('question', $1, 'metadata', _shown.metadata,
+  _answer := ml_rag._python('nl_sql',
+    jsonb_build_array(jsonb_build_object('question', $1, 'metadata', _shown.metadata,
     'tables', _shown.tables, 'schemas', _shown.schemas, 'model_id', _model, 'options', _options,
-    'relations', ARRAY(SELECT t.relation::bigint FROM ml_rag._askable_tables(ml_rag._texts(_options -> 'schemas'),
-                                                                             ml_rag._named_tables(_options -> 'tables')) AS t),
+    'relations', ARRAY(SELECT t.relation::bigint
+      FROM ml_rag._askable_tables(ml_rag._texts(_options -> 'schemas'),
+                                                                             ml_rag._named_tables(_options ->
+                                                                               'tables')) AS t),
     -- where operators of types of extensions are
     'extension_schemas', ARRAY(SELECT DISTINCT n.nspname::text
                                FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace
-                               WHERE e.extname <> 'ml_rag' AND n.nspname <> 'pg_catalog' AND has_schema_privilege(n.oid, 'USAGE')
+                               WHERE e.extname <> 'ml_rag' AND n.nspname <> 'pg_catalog'
+                                 AND has_schema_privilege(n.oid, 'USAGE')
                                ORDER BY 1))));
   IF (_answer -> 'has_more')::boolean THEN
-    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('only the first %s rows are returned', jsonb_array_length(_answer -> 'rows')),
-      DETAIL = 'The statement has more rows, or they have more than 16 MB, a million values, or an array of 100 000.',
+    RAISE WARNING USING ERRCODE = '01000',
+      MESSAGE = format('only the first %s rows are returned', jsonb_array_length(_answer -> 'rows')),
+      DETAIL = 'The statement has more rows, or they have more than 16 MB, a million values, or an array of '
+        '100 000.',
       HINT = 'Raise "max_rows", or run "sql_query" yourself.';
   END IF;
   PERFORM ml_rag._end(_call);
@@ -57,16 +66,16 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_nl_sql(text, jsonb) IS
 $$answers a question about tables by a statement that a model writes: ml_nl_sql('How many orders came in May?')
-Returns {"tables", "schemas": those the model was shown, "model_id", "sql_query", "is_sql_valid"}; where it is not valid, also
-"reason"; with "execute" also "columns" (names) and "rows" (arrays of values). sql_query is null where the model says that the
-tables cannot answer the question, and where the model is one of the smallest. Only a SELECT over tables that the caller may read,
-with harmless functions, is run: docs/nl_sql.md. It runs as the caller, read-only, for at most 30 s where statement_timeout is 0,
-and with at most 128 MB.
-Not in a read-only transaction: statements are checked by way of a temporary view, which needs TEMP on the database.
-Options: SELECT * FROM ml_rag.option WHERE routine = 'ml_nl_sql'.
-Errors: 22023 empty question, bad option, prompt longer than the model's context; 25006 read-only transaction; 42501 no TEMP;
-42P01 no table to query; 55000 model not available; 08006 model server; 53300 its queue is full; 57014 cancelled; 38000 the
-model failed.$$;
+Returns {"tables", "schemas": those the model was shown, "model_id", "sql_query", "is_sql_valid"}; where it is
+not valid, also "reason"; with "execute" also "columns" (names) and "rows" (arrays of values). sql_query is
+null where the model says that the tables cannot answer the question, and where the model is one of the
+smallest. Only a SELECT over tables that the caller may read, with harmless functions, is run: docs/nl_sql.md.
+It runs as the caller, read-only, for at most 30 s where statement_timeout is 0, and with at most 128 MB.
+Not in a read-only transaction: statements are checked by way of a temporary view, which needs TEMP on the
+database. Options: SELECT * FROM ml_rag.option WHERE routine = 'ml_nl_sql'.
+Errors: 22023 empty question, bad option, prompt longer than the model's context; 25006 read-only transaction;
+42501 no TEMP; 42P01 no table to query; 55000 model not available; 08006 model server; 53300 its queue is
+full; 57014 cancelled; 38000 the model failed.$$;
 
 CREATE PROCEDURE @extschema@.nl_sql(query text, INOUT output jsonb DEFAULT NULL, options jsonb DEFAULT NULL)
 LANGUAGE plpgsql
@@ -85,4 +94,5 @@ END
 $$;
 COMMENT ON PROCEDURE @extschema@.nl_sql(text, jsonb, jsonb) IS
 $$answers a question about tables by a statement that a model writes: CALL nl_sql('How many orders came in May?')
-output: what ml_nl_sql returns. options: {"schemas": ["shop"]}, …; those of ml_nl_sql. Errors: see ml_nl_sql.$$;
+output: what ml_nl_sql returns. options: {"schemas": ["shop"]}, …; those of ml_nl_sql. Errors: see
+ml_nl_sql.$$;

@@ -1,8 +1,10 @@
--- create: node groups made, and kept current: the procedures that fill them, and what loads and vectorizers call.
+-- create: node groups made, and kept current: the procedures that fill them, and what loads and vectorizers
+-- call.
 
 CREATE FUNCTION ml_rag._count_calls(store regclass, options jsonb, names text[]) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
--- purpose: how many texts wait, and how often a model will be asked: of a group that is not made yet (names null), or of those
+-- purpose: how many texts wait, and how often a model will be asked: of a group that is not made yet (names
+-- null), or of those
 -- Reads: the store, as the caller
 DECLARE
   _run record;
@@ -21,7 +23,9 @@ BEGIN
     ELSE
       _from := ml_rag._pending_nodes(_run);
     END IF;
-    EXECUTE format('SELECT count(*), coalesce(sum((SELECT sum(ml_rag._node_calls($1, t)) FROM unnest(s.texts) AS t)), 0) %s', _from)
+    EXECUTE
+      format('SELECT count(*), coalesce(sum((SELECT sum(ml_rag._node_calls($1, t)) FROM unnest(s.texts) AS '
+        't)), 0) %s', _from)
       INTO _parents, _calls USING _run.options ->> 'transform';
     _all := _all + _parents;
     _all_calls := _all_calls + _calls;
@@ -38,10 +42,12 @@ DECLARE
   _error jsonb;
 BEGIN
   PERFORM ml_rag._check_embedding_table(store, 'Citus cannot lock the segments of nodes across shards.');
-  IF NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = 'segment' AND NOT a.attisdropped
+  IF NOT EXISTS (SELECT FROM pg_attribute AS a
+    WHERE a.attrelid = store AND a.attname = 'segment' AND NOT a.attisdropped
                  AND a.atttypid IN ('text'::regtype, 'character varying'::regtype)) THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is not a vector store', store),
-      DETAIL = 'It has no text column segment.', HINT = 'ml_rag.create_vectorizer adds one to an ordinary table.';
+      DETAIL = 'It has no text column segment.',
+      HINT = 'ml_rag.create_vectorizer adds one to an ordinary table.';
   END IF;
   _options := ml_rag._node_options(store, name, options);
   IF (options -> 'dry_run')::boolean THEN
@@ -55,7 +61,8 @@ BEGIN
 END
 $$;
 
-CREATE PROCEDURE ml_rag.create_node_group(store regclass, name text, options jsonb, INOUT result jsonb DEFAULT NULL)
+CREATE PROCEDURE ml_rag.create_node_group(store regclass, name text, options jsonb,
+  INOUT result jsonb DEFAULT NULL)
 LANGUAGE plpgsql
 AS $$
 -- purpose: a node group, made and filled, a commit after each step
@@ -67,18 +74,20 @@ $$;
 COMMENT ON PROCEDURE ml_rag.create_node_group(regclass, text, jsonb, jsonb) IS
 $$makes a node group of a vector store, texts made of its own, which arms search: CALL ml_rag.create_node_group(…)
 CALL ml_rag.create_node_group('handbook', 'sentences', '{"transform": "sentence"}')
-transform: sentence, paragraph; summary, keyphrases, questions, entities, context by a model; or "schema.function" (text → setof
-text) of the owner's. An arm with "in": "sentences" searches them; what is found counts for the segments they came from. The
-nodes are rows of a table beside the store, named after both, with a foreign key: deleting a segment deletes its nodes. Who may
-read a segment may read its nodes; of a document's nodes, who may read all of its segments. Filled in batches with a commit
-after each, and from then on by loads, vectorizers and ml_rag.refresh_node_groups, only where a text has changed. A text that
-fails is in ml_rag.node_group_error and does not stop the rest. With "dry_run": true nothing is made: the result is {"parents",
-"model_calls"}. For the owner of a table with a primary key; not inside a transaction block.
+transform: sentence, paragraph; summary, keyphrases, questions, entities, context by a model; or
+"schema.function" (text → setof text) of the owner's. An arm with "in": "sentences" searches them; what is
+found counts for the segments they came from. The nodes are rows of a table beside the store, named after
+both, with a foreign key: deleting a segment deletes its nodes. Who may read a segment may read its nodes; of
+a document's nodes, who may read all of its segments. Filled in batches with a commit after each, and from
+then on by loads, vectorizers and ml_rag.refresh_node_groups, only where a text has changed. A text that fails
+is in ml_rag.node_group_error and does not stop the rest. With "dry_run": true nothing is made: the result is
+{"parents", "model_calls"}. For the owner of a table with a primary key; not inside a transaction block.
 options: SELECT * FROM ml_rag.option WHERE routine = 'create_node_group'.
 result: {"vector_store", "parents", "nodes", "failed", "seconds"}.
-Errors: 22023 bad option, name, function, or table that is not a vector store; 25001; 25006 read-only; 42704 no such parent; 42710
-it exists; 42P01; 42P07; 42501; 55000 no primary key, a table or isolation level that it cannot do, or a model that is too small;
-55006 another session is at it; 55P03 lock_timeout; 08006; 53300; 57014; 38000.$$;
+Errors: 22023 bad option, name, function, or table that is not a vector store; 25001; 25006 read-only; 42704
+no such parent; 42710 it exists; 42P01; 42P07; 42501; 55000 no primary key, a table or isolation level that it
+cannot do, or a model that is too small; 55006 another session is at it; 55P03 lock_timeout; 08006; 53300;
+57014; 38000.$$;
 
 CREATE FUNCTION ml_rag._begin_refresh(store regclass, options jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
@@ -99,7 +108,8 @@ BEGIN
 END
 $$;
 
-CREATE PROCEDURE ml_rag.refresh_node_groups(store regclass, options jsonb DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
+CREATE PROCEDURE ml_rag.refresh_node_groups(store regclass, options jsonb DEFAULT NULL,
+  INOUT result jsonb DEFAULT NULL)
 LANGUAGE plpgsql
 AS $$
 -- purpose: fill what is missing in the node groups of a store, a commit after each step
@@ -110,7 +120,7 @@ DECLARE
 $$;
 COMMENT ON PROCEDURE ml_rag.refresh_node_groups(regclass, jsonb, jsonb) IS
 $$makes the nodes that are missing in the node groups of a vector store, as each load and vectorizer run does
-Texts that are new or have changed, and those that failed: CALL ml_rag.refresh_node_groups('handbook'). Also who may read the
-nodes is made what it is for the store. With "dry_run": true the result is {"parents", "model_calls"} of what waits. For the
-owner of the table; not inside a transaction block. options: SELECT * FROM ml_rag.option WHERE routine = 'refresh_node_groups'.
-result and errors: as ml_rag.create_node_group.$$;
+Texts that are new or have changed, and those that failed: CALL ml_rag.refresh_node_groups('handbook'). Also
+who may read the nodes is made what it is for the store. With "dry_run": true the result is {"parents",
+"model_calls"} of what waits. For the owner of the table; not inside a transaction block. options: SELECT *
+FROM ml_rag.option WHERE routine = 'refresh_node_groups'. result and errors: as ml_rag.create_node_group.$$;

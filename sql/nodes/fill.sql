@@ -25,7 +25,8 @@ BEGIN
         SELECT string_agg(l.pid::text, ', ' ORDER BY l.pid) FROM pg_locks AS l
         WHERE l.granted AND l.locktype = 'advisory' AND l.objsubid = 1
           AND l.classid::bigint = (_key >> 32 & 4294967295) AND l.objid::bigint = (_key & 4294967295)
-          AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())), 'none any more')),
+          AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())),
+            'none any more')),
       HINT = 'SELECT * FROM ml_rag.progress shows how far it is.';
   END IF;
 END
@@ -37,24 +38,30 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- Reads: the catalog
 DECLARE
   _store text := ml_rag._relation_name(run.store);
-  _columns text := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place) FROM unnest(run.store_key) WITH ORDINALITY AS u (k, place));
+  _columns text := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place)
+    FROM unnest(run.store_key) WITH ORDINALITY AS u (k, place));
   _parent ml_rag._node_group;
 BEGIN
   CASE run.options ->> 'parent'
   WHEN 'segment' THEN
     IF run.options ->> 'transform' <> 'context' OR run.document IS NULL THEN
-      RETURN format('SELECT %s, hashtextextended(concat(t.segment) COLLATE "C", 0) AS hash, NULL::text[] AS members,'
-        ' ARRAY[t.segment::text] AS texts, ''{}''::jsonb AS around FROM %s AS t WHERE t.segment ~ ''[^[:space:]]''', _columns, _store);
+      RETURN format('SELECT %s, hashtextextended(concat(t.segment) COLLATE "C", 0) AS hash, NULL::text[] AS '
+        'members,'
+        ' ARRAY[t.segment::text] AS texts, ''{}''::jsonb AS around FROM %s AS t WHERE t.segment ~ '
+        '''[^[:space:]]''', _columns, _store);
     END IF;
     RETURN format('SELECT %s, hashtextextended(concat(t.segment) COLLATE "C", 0) AS hash, m.members,'
       ' ARRAY[t.segment::text] AS texts, jsonb_build_object(''document_name'', %s, ''document'','
       ' (SELECT left(string_agg(d.segment, E''\n'' ORDER BY %s), 8000) FROM ('
       'SELECT * FROM %s AS d WHERE d.%I = t.%5$I ORDER BY %3$s LIMIT 40) AS d)) AS around'
-      ' FROM %4$s AS t LEFT JOIN (SELECT d.%5$I AS document, (array_agg(%s ORDER BY %3$s))[:40] AS members FROM %4$s AS d GROUP BY 1) AS m'
+      ' FROM %4$s AS t LEFT JOIN (SELECT d.%5$I AS document, (array_agg(%s ORDER BY %3$s))[:40] AS members '
+      'FROM %4$s AS d GROUP BY 1) AS m'
       ' ON m.document = t.%5$I WHERE t.segment ~ ''[^[:space:]]''', _columns,
-      CASE WHEN EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = run.store AND a.attname = 'document_name' AND NOT a.attisdropped)
+      CASE WHEN EXISTS (SELECT FROM pg_attribute AS a
+        WHERE a.attrelid = run.store AND a.attname = 'document_name' AND NOT a.attisdropped)
         THEN 't.document_name' ELSE 'NULL' END,
-      concat_ws(', ', 'd.' || quote_ident(run.number), (SELECT string_agg(format('d.%I', k), ', ') FROM unnest(run.store_key) AS k)),
+      concat_ws(', ', 'd.' || quote_ident(run.number),
+        (SELECT string_agg(format('d.%I', k), ', ') FROM unnest(run.store_key) AS k)),
       _store, run.document, ml_rag._key_text('d', run.store_key));
   WHEN 'document' THEN
     RETURN format('SELECT %s, d.hash, d.members, ARRAY[d.text] AS texts, ''{}''::jsonb AS around'
@@ -64,13 +71,15 @@ BEGIN
       ' FROM %s AS t WHERE t.segment ~ ''[^[:space:]]'' GROUP BY t.%I) AS d',
       (SELECT string_agg(format('(d.members[1]::text[])[%s]::%s AS %I', i, y, k), ', ' ORDER BY i)
        FROM unnest(run.store_key, run.key_types) WITH ORDINALITY AS u (k, y, i)),
-      ml_rag._key_text('t', run.store_key), concat_ws(', ', 't.' || quote_ident(run.number), _columns), _store, run.document);
+      ml_rag._key_text('t', run.store_key), concat_ws(', ', 't.' || quote_ident(run.number), _columns),
+        _store, run.document);
   ELSE
     _parent := ml_rag._node_group(run.store, run.options ->> 'parent');
     RETURN format('SELECT %s, t.text_hash AS hash, t.members,'
       ' ARRAY(SELECT n.node FROM %s AS n WHERE %s AND n.node_number > 0 ORDER BY n.node_number) AS texts,'
       ' ''{}''::jsonb AS around FROM %2$s AS t WHERE t.node_number = 0 AND t.error IS NULL',
-      (SELECT string_agg(format('t.%I AS %I', k, o), ', ' ORDER BY place) FROM unnest(_parent.key, run.store_key)
+      (SELECT string_agg(format('t.%I AS %I', k, o), ', ' ORDER BY place)
+        FROM unnest(_parent.key, run.store_key)
         WITH ORDINALITY AS u (k, o, place)),
       ml_rag._relation_name(_parent.relation),
       ml_rag._same_key('n', _parent.key, 't', _parent.key));
@@ -80,11 +89,14 @@ $$;
 
 CREATE FUNCTION ml_rag._pending_nodes(run ml_rag._node_fill) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: SQL of the parents whose nodes are not there, are of another text, or failed and are to be tried again
+-- purpose: SQL of the parents whose nodes are not there, are of another text, or failed and are to be tried
+-- again
 BEGIN
   RETURN format('FROM (%s) AS s LEFT JOIN %s AS h ON %s AND h.node_number = 0'
-    ' WHERE (h.text_hash IS NULL OR h.text_hash <> s.hash OR h.members IS DISTINCT FROM s.members OR h.error IS NOT NULL AND %s)',
-    ml_rag._node_sources(run), ml_rag._relation_name(run.relation), ml_rag._same_key('h', run.key, 's', run.store_key),
+    ' WHERE (h.text_hash IS NULL OR h.text_hash <> s.hash OR h.members IS DISTINCT FROM s.members OR h.error '
+    'IS NOT NULL AND %s)',
+    ml_rag._node_sources(run), ml_rag._relation_name(run.relation),
+    ml_rag._same_key('h', run.key, 's', run.store_key),
     CASE WHEN run.retries THEN 'true' ELSE 'h.next_attempt <= now()' END);
 END
 $$;
@@ -95,7 +107,8 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 DECLARE
   _group ml_rag._node_group;
   _key record := ml_rag._primary_key(store);
-  _columns name[] := ARRAY(SELECT a.attname FROM pg_attribute AS a WHERE a.attrelid = store AND NOT a.attisdropped
+  _columns name[] := ARRAY(SELECT a.attname FROM pg_attribute AS a
+    WHERE a.attrelid = store AND NOT a.attisdropped
     ORDER BY a.attnum);
 BEGIN
   IF name IS NOT NULL THEN
@@ -105,7 +118,8 @@ BEGIN
     CASE WHEN name IS NULL THEN _key.types ELSE ARRAY(
       SELECT format_type(a.atttypid, a.atttypmod) FROM unnest(_group.key) WITH ORDINALITY AS k (name, place)
       JOIN pg_attribute AS a ON a.attrelid = _group.relation AND a.attname = k.name ORDER BY k.place) END,
-    CASE WHEN 'document_id' = ANY (_columns) THEN 'document_id' WHEN 'document_name' = ANY (_columns) THEN 'document_name' END,
+    CASE WHEN 'document_id' = ANY (_columns) THEN 'document_id'
+      WHEN 'document_name' = ANY (_columns) THEN 'document_name' END,
     CASE WHEN 'segment_number' = ANY (_columns) THEN 'segment_number' END, retries)::ml_rag._node_fill;
 END
 $$;
@@ -120,7 +134,8 @@ BEGIN
   IF options ? 'embed_model_id' AND NOT EXISTS (
     SELECT FROM pg_index AS x JOIN pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = x.indkey[0]
     WHERE x.indrelid = nodes AND a.attname = 'node_embedding') AND (
-    SELECT a.atttypmod <= 2000 FROM pg_attribute AS a WHERE a.attrelid = nodes AND a.attname = 'node_embedding') THEN
+    SELECT a.atttypmod <= 2000 FROM pg_attribute AS a
+    WHERE a.attrelid = nodes AND a.attname = 'node_embedding') THEN
     PERFORM ml_rag._create_index(nodes, 'hnsw', 'node_embedding @vector@.vector_cosine_ops', '');
   END IF;
   IF (options -> 'keyword_search')::boolean THEN

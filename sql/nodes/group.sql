@@ -1,4 +1,5 @@
--- group: node groups: what they are made of, made and dropped; docs/nodes.md tells it as a whole, pipeline/nodes what one is.
+-- group: node groups: what they are made of, made and dropped; docs/nodes.md tells it as a whole,
+-- pipeline/nodes what one is.
 
 CREATE FUNCTION ml_rag._node_group(store regclass, name text) RETURNS ml_rag._node_group
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
@@ -8,8 +9,10 @@ DECLARE
 BEGIN
   SELECT g.* INTO _found FROM ml_rag._node_groups(store) AS g WHERE g.name = _node_group.name;
   IF NOT FOUND THEN
-    RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('"%s" has no node group "%s"', store, coalesce(left(name, 100), 'NULL')),
-      DETAIL = format('It has: %s.', coalesce((SELECT string_agg(g.name, ', ') FROM ml_rag._node_groups(store) AS g), 'none')),
+    RAISE EXCEPTION USING ERRCODE = '42704',
+      MESSAGE = format('"%s" has no node group "%s"', store, coalesce(left(name, 100), 'NULL')),
+      DETAIL = format('It has: %s.',
+        coalesce((SELECT string_agg(g.name, ', ') FROM ml_rag._node_groups(store) AS g), 'none')),
       HINT = 'CALL ml_rag.create_node_group makes one.';
   END IF;
   RETURN _found;
@@ -22,7 +25,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- Writes: the table's definition, as the caller
 DECLARE
   _options jsonb := (
-    SELECT jsonb_build_object('text_search_configuration', i.configuration, 'k1', i.k1, 'b', i.b, 'statistics', i.statistics)
+    SELECT jsonb_build_object('text_search_configuration', i.configuration, 'k1', i.k1, 'b', i.b,
+      'statistics', i.statistics)
     FROM ml_rag._keyword_index(store) AS i);
 BEGIN
   PERFORM ml_rag._lock_table(store, 'ACCESS EXCLUSIVE');
@@ -33,12 +37,15 @@ $$;
 
 CREATE FUNCTION ml_rag._merged_nodes(store regclass) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: SQL of the nodes that are merged into row s of a store, as one text; null = there is no such node group
+-- purpose: SQL of the nodes that are merged into row s of a store, as one text; null = there is no such node
+-- group
 BEGIN
   RETURN (
     SELECT format('nullif(concat_ws(%L, %s), %L)', E'\n', string_agg(format(
-      '(SELECT string_agg(n.node, %L ORDER BY n.node_number) FROM %s AS n WHERE %s AND n.node_number > 0)', E'\n',
-      ml_rag._relation_name(g.relation), ml_rag._same_key('n', g.key, 's', g.store_key)), ', ' ORDER BY g.relation), '')
+      '(SELECT string_agg(n.node, %L ORDER BY n.node_number) FROM %s AS n WHERE %s AND n.node_number > 0)',
+      E'\n',
+      ml_rag._relation_name(g.relation), ml_rag._same_key('n', g.key, 's', g.store_key)), ', '
+        ORDER BY g.relation), '')
     FROM ml_rag._node_groups(store) AS g WHERE (g.options -> 'merge')::boolean HAVING count(*) > 0);
 END
 $$;
@@ -53,12 +60,15 @@ DECLARE
   _document text;
   _model text;
 BEGIN
-  IF coalesce(name, '') !~ '^[[:alpha:]_][[:alnum:]_-]*$' OR octet_length(name) > 40 OR name IN ('segment', 'document') THEN
+  IF coalesce(name, '') !~ '^[[:alpha:]_][[:alnum:]_-]*$' OR octet_length(name) > 40
+      OR name IN ('segment', 'document') THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid name of a node group',
-      DETAIL = format('Got %s; a name has 1 to 40 bytes of letters, digits, _ and -, and is neither segment nor document.',
+      DETAIL = format('Got %s; a name has 1 to 40 bytes of letters, digits, _ and -, and is neither segment '
+        'nor document.',
         coalesce(quote_literal(left(name, 100)), 'NULL'));
   ELSIF _transform IS NULL THEN
-    PERFORM ml_rag._bad_option('transform', 'null', 'what the nodes are made by', 'Such as {"transform": "sentence"}.');
+    PERFORM ml_rag._bad_option('transform', 'null', 'what the nodes are made by',
+      'Such as {"transform": "sentence"}.');
   ELSIF NOT ml_rag._asks_model(_transform) THEN
     IF _options ?| '{model_id,prompt}' THEN
       PERFORM ml_rag._bad_option(CASE WHEN _options ? 'model_id' THEN 'model_id' ELSE 'prompt' END, '"…"',
@@ -73,9 +83,11 @@ BEGIN
   END IF;
   IF _parent = 'document' THEN
     _document := (SELECT a.attname FROM pg_attribute AS a
-                  WHERE a.attrelid = store AND a.attname IN ('document_id', 'document_name') AND NOT a.attisdropped ORDER BY 1 LIMIT 1);
+                  WHERE a.attrelid = store AND a.attname IN ('document_id', 'document_name')
+                    AND NOT a.attisdropped ORDER BY 1 LIMIT 1);
     IF _document IS NULL THEN
-      PERFORM ml_rag._bad_option('parent', '"document"', 'segment', format('"%s" has neither document_id nor document_name.', store));
+      PERFORM ml_rag._bad_option('parent', '"document"', 'segment', format('"%s" has neither document_id nor '
+        'document_name.', store));
     END IF;
   ELSIF _parent <> 'segment' THEN
     _document := (ml_rag._node_group(store, _parent)).options ->> 'document';
@@ -85,16 +97,20 @@ BEGIN
   END IF;
   IF (_options -> 'merge')::boolean THEN
     IF _transform = 'context' THEN
-      PERFORM ml_rag._bad_option('merge', 'true', 'false, where "transform" is context', 'Its nodes have the text of their segment.');
+      PERFORM ml_rag._bad_option('merge', 'true', 'false, where "transform" is context',
+        'Its nodes have the text of their segment.');
     ELSIF _document IS NOT NULL THEN
       PERFORM ml_rag._bad_option('merge', 'true', 'false for nodes of documents');
     END IF;
     IF NOT EXISTS (SELECT FROM ml_rag._keyword_index(store) AS i WHERE i.segment = 'segment') THEN
-      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" has no keyword index to merge nodes into', store),
+      RAISE EXCEPTION USING ERRCODE = '55000',
+        MESSAGE = format('"%s" has no keyword index to merge nodes into', store),
         HINT = format('SELECT ml_rag.enable_keyword_search(%L);', store);
     ELSIF NOT EXISTS (SELECT FROM ml_rag._node_groups(store) AS g WHERE (g.options -> 'merge')::boolean)
-      AND EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = 'segment_nodes' AND NOT a.attisdropped) THEN
-      RAISE EXCEPTION USING ERRCODE = '42701', MESSAGE = format('table "%s" has a column "segment_nodes" already', store),
+      AND EXISTS (SELECT FROM pg_attribute AS a
+        WHERE a.attrelid = store AND a.attname = 'segment_nodes' AND NOT a.attisdropped) THEN
+      RAISE EXCEPTION USING ERRCODE = '42701',
+        MESSAGE = format('table "%s" has a column "segment_nodes" already', store),
         DETAIL = 'The nodes that are merged are kept in a column of that name.',
         HINT = format('ALTER TABLE %s RENAME COLUMN segment_nodes TO …;', store);
     END IF;
@@ -102,36 +118,43 @@ BEGIN
   IF (_options -> 'embed')::boolean THEN
     _model := (SELECT e.model_id FROM ml_rag._embeddings(store) AS e WHERE e.is_default);
     IF _model IS NULL THEN
-      RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" has no embedding to take the model of', store),
+      RAISE EXCEPTION USING ERRCODE = '22023',
+        MESSAGE = format('table "%s" has no embedding to take the model of', store),
         HINT = 'Create the node group with {"embed": false}, or make the table a vector store.';
     END IF;
   END IF;
-  RETURN _options - '{dry_run,batch_size}'::text[] || jsonb_strip_nulls(jsonb_build_object('name', name, 'document', _document,
+  RETURN _options - '{dry_run,batch_size}'::text[]
+    || jsonb_strip_nulls(jsonb_build_object('name', name, 'document', _document,
     'embed_model_id', _model));
 END
 $$;
 
 CREATE FUNCTION ml_rag._node_policy(store regclass, nodes regclass, key name[], types text[]) RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: SQL of who sees a node: whoever sees its segment, and all that it was made of: the segments of a document, or
--- those that a model has read for a context. It reads the text, so that it takes the privilege to read that in the store.
+-- purpose: SQL of who sees a node: whoever sees its segment, and all that it was made of: the segments of a
+-- document, or those that a model has read for a context. It reads the text, so that it takes the privilege
+-- to read that in the store.
 -- Writes: a new function, of the owner of the node group
 DECLARE
   _store text := ml_rag._relation_name(store);
   _document text := (SELECT min(a.attname::text) FROM pg_attribute AS a
-                     WHERE a.attrelid = store AND a.attname IN ('document_id', 'document_name') AND NOT a.attisdropped);
+                     WHERE a.attrelid = store AND a.attname IN ('document_id', 'document_name')
+                       AND NOT a.attisdropped);
   _same text := (SELECT string_agg(format('s.%I = $%s', k, place), ' AND ' ORDER BY place) FROM unnest(key)
     WITH ORDINALITY AS u (k, place));
   _condition text := format('EXISTS (SELECT s.segment FROM %s AS s WHERE %s)', _store, _same);
 BEGIN
   IF _document IS NOT NULL THEN
     _condition := format('%s AND ($%s IS NULL OR $%2$s <@ ARRAY('
-      'SELECT %s FROM %s AS a WHERE a.%I = (SELECT s.%5$I FROM %4$s AS s WHERE %6$s)))', _condition, cardinality(key) + 1,
-      (SELECT format('ARRAY[%s]::text', string_agg(format('a.%I::text', k), ', ' ORDER BY place)) FROM unnest(key)
+      'SELECT %s FROM %s AS a WHERE a.%I = (SELECT s.%5$I FROM %4$s AS s WHERE %6$s)))', _condition,
+      cardinality(key) + 1,
+      (SELECT format('ARRAY[%s]::text', string_agg(format('a.%I::text', k), ', ' ORDER BY place))
+        FROM unnest(key)
         WITH ORDINALITY AS u (k, place)), _store, _document, _same);
   END IF;
   RETURN format('%s(%s, members)', ml_rag._make_visible(nodes, types || 'text[]'::text, _condition),
-    (SELECT string_agg(quote_ident(k), ', ' ORDER BY place) FROM unnest(key) WITH ORDINALITY AS u (k, place)));
+    (SELECT string_agg(quote_ident(k), ', ' ORDER BY place)
+      FROM unnest(key) WITH ORDINALITY AS u (k, place)));
 END
 $$;
 
@@ -148,10 +171,12 @@ BEGIN
       SELECT c.oid, g.grantee FROM pg_class AS c CROSS JOIN LATERAL aclexplode(c.relacl) AS g
       WHERE c.oid IN (store, nodes) AND g.privilege_type = 'SELECT' AND g.grantee <> c.relowner
     )
-    SELECT CASE r.grantee WHEN 0 THEN 'PUBLIC' ELSE r.grantee::regrole::text END AS role, bool_or(r.oid = store) AS may
+    SELECT CASE r.grantee WHEN 0 THEN 'PUBLIC' ELSE r.grantee::regrole::text END AS role,
+      bool_or(r.oid = store) AS may
     FROM readers AS r GROUP BY r.grantee HAVING count(DISTINCT r.oid) = 1
   LOOP
-    EXECUTE format(CASE WHEN _one.may THEN 'GRANT SELECT ON %s TO %s' ELSE 'REVOKE SELECT ON %s FROM %s' END, _nodes, _one.role);
+    EXECUTE format(CASE WHEN _one.may THEN 'GRANT SELECT ON %s TO %s' ELSE 'REVOKE SELECT ON %s FROM %s' END,
+      _nodes, _one.role);
   END LOOP;
 END
 $$;
@@ -163,7 +188,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 DECLARE
   _store record;
   _key record := ml_rag._primary_key(store);
-  _columns text := (SELECT string_agg(quote_ident(k), ', ' ORDER BY place) FROM unnest(_key.key) WITH ORDINALITY AS u (k, place));
+  _columns text := (SELECT string_agg(quote_ident(k), ', ' ORDER BY place)
+    FROM unnest(_key.key) WITH ORDINALITY AS u (k, place));
   _type text;
   _name text;
   _nodes text;
@@ -171,16 +197,20 @@ DECLARE
 BEGIN
   IF options ? 'embed_model_id' THEN
     -- a first vector tells the dimensions, and whether the model works, before anything is made
-    _type := format('@vector@.vector(%s)', @vector@.vector_dims(ml_rag.embed('dimensions', options ->> 'embed_model_id')));
+    _type := format('@vector@.vector(%s)',
+      @vector@.vector_dims(ml_rag.embed('dimensions', options ->> 'embed_model_id')));
   END IF;
   PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
   SELECT n.nspname, c.relname, c.relowner, c.relpersistence INTO _store
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
   _name := concat(left(_store.relname, 62 - length(options ->> 'name')), '_', options ->> 'name');
   _nodes := format('%I.%I', _store.nspname, _name);
-  IF EXISTS (SELECT FROM ml_rag._node_groups(store) AS g WHERE g.name = _make_node_group.options ->> 'name') THEN
-    RAISE EXCEPTION USING ERRCODE = '42710', MESSAGE = format('"%s" has a node group "%s" already', store, options ->> 'name'),
-      HINT = format('First: SELECT ml_rag.drop_node_group(%L, %L); then create the new one.', store, options ->> 'name');
+  IF EXISTS (SELECT FROM ml_rag._node_groups(store) AS g
+    WHERE g.name = _make_node_group.options ->> 'name') THEN
+    RAISE EXCEPTION USING ERRCODE = '42710',
+      MESSAGE = format('"%s" has a node group "%s" already', store, options ->> 'name'),
+      HINT = format('First: SELECT ml_rag.drop_node_group(%L, %L); then create the new one.', store,
+        options ->> 'name');
   ELSIF to_regclass(_nodes) IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '42P07', MESSAGE = format('relation %s exists already', _nodes),
       DETAIL = 'The nodes of the group are kept in a table of that name.',
@@ -188,17 +218,22 @@ BEGIN
   END IF;
   EXECUTE format($sql$
     CREATE %s TABLE %s (
-      %s, node_number integer NOT NULL, parent_number integer, node text, %s text_hash bigint NOT NULL, members text[],
+      %s, node_number integer NOT NULL, parent_number integer, node text, %s text_hash bigint NOT NULL,
+      members text[],
       error jsonb, attempts integer, next_attempt timestamptz,
-      PRIMARY KEY (%s, node_number), FOREIGN KEY (%5$s) REFERENCES %s (%5$s) ON UPDATE CASCADE ON DELETE CASCADE
+      PRIMARY KEY (%s, node_number), FOREIGN KEY (%5$s) REFERENCES %s (%5$s) ON UPDATE CASCADE
+        ON DELETE CASCADE
     )$sql$, CASE _store.relpersistence WHEN 'u' THEN 'UNLOGGED' ELSE '' END, _nodes,
     (SELECT string_agg(format('%I %s NOT NULL', k, t), ', ' ORDER BY place) FROM unnest(_key.key, _key.types)
       WITH ORDINALITY AS u (k, t, place)),
     'node_embedding ' || _type || ',', _columns, ml_rag._relation_name(store));
   EXECUTE format('COMMENT ON TABLE %s IS %L', _nodes, concat('ML_RAG_NODE_GROUP=', options));
   EXECUTE format('ALTER TABLE %s OWNER TO %s', _nodes, _store.relowner::regrole);
-  -- nobody looks a node up by its text, and estimates, which EXPLAIN shows to everybody, would tell of hidden ones
-  EXECUTE format('ALTER TABLE %s ALTER node SET STATISTICS 0, ALTER text_hash SET STATISTICS 0, ALTER members SET STATISTICS 0,'
+  -- nobody looks a node up by its text, and estimates, which EXPLAIN shows to everybody, would tell of hidden
+  -- ones
+  EXECUTE
+    format('ALTER TABLE %s ALTER node SET STATISTICS 0, ALTER text_hash SET STATISTICS 0, ALTER members SET '
+      'STATISTICS 0,'
     ' ALTER error SET STATISTICS 0', _nodes);
   EXECUTE format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', _nodes);
   EXECUTE format('CREATE POLICY sees_parent ON %s USING (%s)', _nodes,
@@ -206,12 +241,15 @@ BEGIN
   EXECUTE format('REVOKE ALL ON %s FROM PUBLIC', _nodes);
   PERFORM ml_rag._grant_readers(store, _nodes::regclass);
   IF (options -> 'keyword_search')::boolean THEN
-    SELECT jsonb_build_object('text_search_configuration', i.configuration, 'statistics', i.statistics) INTO _language
+    SELECT jsonb_build_object('text_search_configuration', i.configuration, 'statistics', i.statistics)
+    INTO _language
     FROM ml_rag._keyword_index(store) AS i;
-    PERFORM ml_rag._index_keywords(_nodes::regclass, coalesce(_language, '{}') || '{"segment": "node"}', true);
+    PERFORM ml_rag._index_keywords(_nodes::regclass,
+      coalesce(_language, '{}') || '{"segment": "node"}', true);
   END IF;
   IF (options -> 'merge')::boolean AND NOT EXISTS (
-    SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = 'segment_nodes' AND NOT a.attisdropped) THEN
+    SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = 'segment_nodes'
+      AND NOT a.attisdropped) THEN
     PERFORM ml_rag._warn_of_subscribers(store, 'segment_nodes', 'text');
     PERFORM ml_rag._change_merged(store, 'ADD COLUMN segment_nodes text');
   END IF;
@@ -228,16 +266,21 @@ BEGIN
   PERFORM ml_rag._own_table(store);
   PERFORM ml_rag._check_writable('node groups cannot be changed', store);
   _group := ml_rag._node_group(store, name);
-  _child := (SELECT g.name FROM ml_rag._node_groups(store) AS g WHERE g.options ->> 'parent' = drop_node_group.name LIMIT 1);
+  _child := (SELECT g.name FROM ml_rag._node_groups(store) AS g
+    WHERE g.options ->> 'parent' = drop_node_group.name LIMIT 1);
   IF _child IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '2BP01', MESSAGE = format('node group "%s" of "%s" is the parent of another one', name, store),
+    RAISE EXCEPTION USING ERRCODE = '2BP01',
+      MESSAGE = format('node group "%s" of "%s" is the parent of another one', name, store),
       DETAIL = format('Node group "%s" is made of its nodes.', _child), HINT = 'Drop that one first.';
   END IF;
   PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
   EXECUTE format('DROP TABLE %s', ml_rag._relation_name(_group.relation));
   IF (_group.options -> 'merge')::boolean AND ml_rag._merged_nodes(store) IS NOT NULL THEN
-    EXECUTE format('UPDATE %1$s AS t SET segment_nodes = m.merged FROM (SELECT s.ctid AS place, s.tableoid AS part, %2$s AS merged'
-      ' FROM %1$s AS s) AS m WHERE t.ctid = m.place AND t.tableoid = m.part AND t.segment_nodes IS DISTINCT FROM m.merged',
+    EXECUTE
+      format('UPDATE %1$s AS t SET segment_nodes = m.merged FROM (SELECT s.ctid AS place, s.tableoid AS '
+        'part, %2$s AS merged'
+      ' FROM %1$s AS s) AS m WHERE t.ctid = m.place AND t.tableoid = m.part AND t.segment_nodes IS DISTINCT '
+      'FROM m.merged',
       ml_rag._relation_name(store), ml_rag._merged_nodes(store));
   ELSIF (_group.options -> 'merge')::boolean THEN
     PERFORM ml_rag._change_merged(store, 'DROP COLUMN IF EXISTS segment_nodes');
@@ -247,13 +290,15 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.drop_node_group(regclass, text) IS
 $$drops a node group of a vector store, with its nodes, embeddings and indexes; for the table's owner
-Errors: 25006; 2BP01 another node group is made of it; 42704 no such node group; 42P01; 42501; 55P03 lock_timeout.$$;
+Errors: 25006; 2BP01 another node group is made of it; 42704 no such node group; 42P01; 42501; 55P03
+lock_timeout.$$;
 
 CREATE FUNCTION ml_rag._drop_node_tables() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
--- purpose: node groups go with their store: DROP … CASCADE leaves their tables without the foreign key that makes them nodes
+-- purpose: node groups go with their store: DROP … CASCADE leaves their tables without the foreign key that
+-- makes them nodes
 -- As whoever drops the store, with that role's own rights.
 -- Writes: the tables' definition, as the caller
 DECLARE
@@ -265,17 +310,20 @@ BEGIN
     JOIN pg_namespace AS n ON n.nspname = d.address_names[1]
     JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = d.address_names[2] AND c.relkind = 'r'
     WHERE d.classid = 'pg_constraint'::regclass AND d.object_type = 'table constraint' AND NOT d.original
-      AND starts_with(left(obj_description(c.oid, 'pg_class'), 18), 'ML_RAG_NODE_GROUP=') AND pg_has_role(c.relowner, 'USAGE')
+      AND starts_with(left(obj_description(c.oid, 'pg_class'), 18), 'ML_RAG_NODE_GROUP=')
+      AND pg_has_role(c.relowner, 'USAGE')
       AND NOT EXISTS (SELECT FROM pg_constraint AS f WHERE f.conrelid = c.oid AND f.contype = 'f')
   LOOP
     BEGIN
       EXECUTE format('DROP TABLE %s', _table);
     EXCEPTION WHEN dependent_objects_still_exist THEN
       -- another's DROP does not fail by what the owner of the table has built upon it
-      RAISE NOTICE USING MESSAGE = format('table %s was kept', _table), DETAIL = 'Other objects depend on it.';
+      RAISE NOTICE USING MESSAGE = format('table %s was kept', _table),
+        DETAIL = 'Other objects depend on it.';
     END;
   END LOOP;
 END
 $$;
-CREATE EVENT TRIGGER ml_rag_drop_node_tables ON sql_drop WHEN TAG IN ('DROP TABLE', 'DROP SCHEMA', 'DROP OWNED')
+CREATE EVENT TRIGGER ml_rag_drop_node_tables ON sql_drop
+  WHEN TAG IN ('DROP TABLE', 'DROP SCHEMA', 'DROP OWNED')
 EXECUTE FUNCTION ml_rag._drop_node_tables();

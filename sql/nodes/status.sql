@@ -1,10 +1,12 @@
 -- status: which node groups there are, how far each is, and what failed.
 
 CREATE FUNCTION ml_rag._node_status()
-RETURNS TABLE (store regclass, name text, relation regclass, transform text, parent text, model_id text, rows bigint, pending bigint,
+RETURNS TABLE (store regclass, name text, relation regclass, transform text, parent text, model_id text,
+  rows bigint, pending bigint,
                failed bigint, options jsonb)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
--- purpose: the node groups of tables that the caller owns; null if the table is not trusted, or cannot be read
+-- purpose: the node groups of tables that the caller owns; null if the table is not trusted, or cannot be
+-- read
 -- Reads: the stores and node groups, as the caller
 DECLARE
   _one record;
@@ -12,7 +14,8 @@ BEGIN
   FOR _one IN
     SELECT s.oid AS store, s.relowner, g.name, g.relation, g.options
     FROM (SELECT DISTINCT f.confrelid FROM pg_constraint AS f
-          WHERE f.contype = 'f' AND starts_with(left(obj_description(f.conrelid, 'pg_class'), 18), 'ML_RAG_NODE_GROUP=')) AS f
+          WHERE f.contype = 'f' AND starts_with(left(obj_description(f.conrelid, 'pg_class'), 18),
+            'ML_RAG_NODE_GROUP=')) AS f
     JOIN pg_class AS s ON s.oid = f.confrelid AND pg_has_role(s.relowner, 'USAGE')
     CROSS JOIN LATERAL ml_rag._node_groups(s.oid) AS g
   LOOP
@@ -28,9 +31,12 @@ BEGIN
     failed := NULL;
     BEGIN
       IF ml_rag._hold_trusted(ml_rag._node_tables(store)) THEN
-        EXECUTE format('SELECT count(*) FILTER (WHERE n.node_number > 0), count(*) FILTER (WHERE n.error IS NOT NULL) FROM %s AS n',
+        EXECUTE
+          format('SELECT count(*) FILTER (WHERE n.node_number > 0), count(*) FILTER (WHERE n.error IS NOT '
+            'NULL) FROM %s AS n',
           ml_rag._relation_name(relation)) INTO rows, failed;
-        EXECUTE concat('SELECT count(*) ', ml_rag._pending_nodes(ml_rag._look_up(store, name, false))) INTO pending;
+        EXECUTE concat('SELECT count(*) ', ml_rag._pending_nodes(ml_rag._look_up(store, name, false)))
+          INTO pending;
       END IF;
     EXCEPTION WHEN OTHERS THEN
       pending := NULL;
@@ -45,12 +51,13 @@ SELECT s.store, s.name, s.relation, s.transform, s.parent, s.model_id, s.rows, s
   FROM ml_rag._node_status() AS s;
 COMMENT ON VIEW ml_rag.node_group IS
 $$the node groups of the caller's tables, and how far each is
-relation: the table of its nodes. rows: nodes. pending: texts whose nodes are not there, or of a former text; those that failed not
-counted before their next attempt. failed: texts that failed: ml_rag.node_group_error. Null where the table's owner is not trusted
-(ml_rag.discover).$$;
+relation: the table of its nodes. rows: nodes. pending: texts whose nodes are not there, or of a former text;
+those that failed not counted before their next attempt. failed: texts that failed: ml_rag.node_group_error.
+Null where the table's owner is not trusted (ml_rag.discover).$$;
 
 CREATE FUNCTION ml_rag._node_errors()
-RETURNS TABLE (store regclass, name text, key text, attempts integer, sqlstate text, message text, detail text, next_attempt timestamptz)
+RETURNS TABLE (store regclass, name text, key text, attempts integer, sqlstate text, message text,
+  detail text, next_attempt timestamptz)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
 -- purpose: the texts that have no nodes since something failed
 -- Reads: the node groups, as the caller
@@ -62,15 +69,17 @@ BEGIN
               WHERE s.failed > 0 LOOP
     RETURN QUERY EXECUTE format('SELECT $1, $2, %s, n.attempts, n.error ->> ''sqlstate'','
       ' n.error ->> ''message'', n.error ->> ''detail'', n.next_attempt'
-      ' FROM %s AS n WHERE n.error IS NOT NULL ORDER BY 3', ml_rag._key_text('n', _one.key), ml_rag._relation_name(_one.relation))
+      ' FROM %s AS n WHERE n.error IS NOT NULL ORDER BY 3', ml_rag._key_text('n', _one.key),
+        ml_rag._relation_name(_one.relation))
         USING _one.store, _one.name;
   END LOOP;
 END
 $$;
 
 CREATE VIEW ml_rag.node_group_error AS
-SELECT e.store, e.name, e.key, e.attempts, e.sqlstate, e.message, e.detail, e.next_attempt FROM ml_rag._node_errors() AS e;
+SELECT e.store, e.name, e.key, e.attempts, e.sqlstate, e.message, e.detail, e.next_attempt
+FROM ml_rag._node_errors() AS e;
 COMMENT ON VIEW ml_rag.node_group_error IS
 $$texts of the caller's tables that have no nodes, with the reason
-key: of the segment, as the text of an array; of a document its first one's. attempts: with the text that it has. next_attempt: loads
-do not try before, ml_rag.refresh_node_groups does.$$;
+key: of the segment, as the text of an array; of a document its first one's. attempts: with the text that it
+has. next_attempt: loads do not try before, ml_rag.refresh_node_groups does.$$;

@@ -1,8 +1,10 @@
--- transform: a text to its nodes: sentences, paragraphs, what a function of the owner's makes of it, what a model writes.
+-- transform: a text to its nodes: sentences, paragraphs, what a function of the owner's makes of it, what a
+-- model writes.
 
 CREATE FUNCTION ml_rag._node_calls(transform text, segment text) RETURNS bigint
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
-# purpose: how often a model is asked about a text; after ml_rag._node_options, which has loaded what is needed
+# purpose: how often a model is asked about a text; after ml_rag._node_options, which has loaded what is
+# needed
 return GD["ml_rag"].node_calls(transform, segment) if "ml_rag" in GD else None
 $$;
 
@@ -15,34 +17,41 @@ $$;
 
 CREATE FUNCTION ml_rag._node_function(transform text) RETURNS regprocedure
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
--- purpose: the function that a transform names; the caller may execute it and trusts its owner: it runs with the caller's
--- rights, also where that one loads into a table of the owner's
+-- purpose: the function that a transform names; the caller may execute it and trusts its owner: it runs with
+-- the caller's rights, also where that one loads into a table of the owner's
 DECLARE
   _function regprocedure;
   _found record;
 BEGIN
   BEGIN
     _function := to_regprocedure(transform || '(text)');
-  EXCEPTION WHEN syntax_error OR invalid_name OR invalid_schema_name OR feature_not_supported OR data_exception THEN
+  EXCEPTION WHEN syntax_error OR invalid_name OR invalid_schema_name OR feature_not_supported
+    OR data_exception THEN
     NULL;
   END;
   IF _function IS NULL OR cardinality(parse_ident(transform)) <> 2 OR NOT EXISTS (
-    SELECT FROM pg_proc AS p WHERE p.oid = _function AND p.prokind = 'f' AND p.proretset AND p.prorettype = 'text'::regtype) THEN
+    SELECT FROM pg_proc AS p WHERE p.oid = _function AND p.prokind = 'f' AND p.proretset
+      AND p.prorettype = 'text'::regtype) THEN
     PERFORM ml_rag._bad_option('transform', to_jsonb(left(transform, 200)),
       'sentence, paragraph, summary, keyphrases, questions, entities, context, or '
         '"schema.function" that takes text and returns setof text');
   END IF;
-  SELECT p.proowner AS owner, n.oid AS schema, n.nspname AS schema_name, n.nspowner AS schema_owner INTO _found
+  SELECT p.proowner AS owner, n.oid AS schema, n.nspname AS schema_name,
+    n.nspowner AS schema_owner INTO _found
   FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace WHERE p.oid = _function;
   IF NOT has_schema_privilege(_found.schema, 'USAGE') OR NOT has_function_privilege(_function, 'EXECUTE') THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('permission denied for function %s', _function);
   ELSIF NOT ml_rag._trusts(_found.schema_owner) THEN
-    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('function %s is in a schema of a role that is not trusted', _function),
-      DETAIL = format('The owner of schema %I, %s, could put another function in its place, which would run with the rights of '
-        'whoever fills the node group.', _found.schema_name, quote_ident(pg_get_userbyid(_found.schema_owner))),
+    RAISE EXCEPTION USING ERRCODE = '42501',
+      MESSAGE = format('function %s is in a schema of a role that is not trusted', _function),
+      DETAIL = format('The owner of schema %I, %s, could put another function in its place, which would run '
+        'with the rights of '
+        'whoever fills the node group.', _found.schema_name,
+          quote_ident(pg_get_userbyid(_found.schema_owner))),
       HINT = 'Move the function: ALTER FUNCTION … SET SCHEMA …; a node group that names it is created anew.';
   ELSIF NOT ml_rag._trusts(_found.owner) THEN
-    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('function %s belongs to a role that is not trusted', _function),
+    RAISE EXCEPTION USING ERRCODE = '42501',
+      MESSAGE = format('function %s belongs to a role that is not trusted', _function),
       DETAIL = 'It would run with the rights of whoever fills the node group.',
       HINT = 'Let the owner of the table call ml_rag.refresh_node_groups.';
   END IF;
@@ -50,12 +59,14 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._transform(options jsonb, segment text, around jsonb, OUT nodes text[], OUT error jsonb)
+CREATE FUNCTION ml_rag._transform(options jsonb, segment text, around jsonb, OUT nodes text[],
+  OUT error jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the nodes of one text; what goes wrong with it comes back as its error
 DECLARE
   _transform text := options ->> 'transform';
-  _function regprocedure := CASE WHEN NOT ml_rag._asks_model(_transform) AND _transform <> ALL ('{sentence,paragraph}')
+  _function regprocedure := CASE WHEN NOT ml_rag._asks_model(_transform)
+    AND _transform <> ALL ('{sentence,paragraph}')
                                  THEN ml_rag._node_function(_transform) END;
   -- regular expressions over it cannot be cancelled
   _most CONSTANT integer := 10000000;
@@ -80,11 +91,14 @@ BEGIN
         INTO nodes USING segment;
     EXCEPTION WHEN OTHERS THEN
       GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL;
-      error := jsonb_build_object('sqlstate', SQLSTATE, 'message', left(SQLERRM, 500), 'detail', nullif(left(_detail, 500), ''));
+      error := jsonb_build_object('sqlstate', SQLSTATE, 'message', left(SQLERRM, 500),
+        'detail', nullif(left(_detail, 500), ''));
     END;
   END IF;
-  nodes := ARRAY(SELECT u.node FROM unnest(nodes) WITH ORDINALITY AS u (node, place) WHERE u.node ~ '[^[:space:]]' ORDER BY u.place);
-  IF error IS NULL AND (cardinality(nodes) > 10000 OR (SELECT max(octet_length(n)) > 1000000 FROM unnest(nodes) AS n)) THEN
+  nodes := ARRAY(SELECT u.node FROM unnest(nodes) WITH ORDINALITY AS u (node, place)
+    WHERE u.node ~ '[^[:space:]]' ORDER BY u.place);
+  IF error IS NULL AND (cardinality(nodes) > 10000
+    OR (SELECT max(octet_length(n)) > 1000000 FROM unnest(nodes) AS n)) THEN
     error := jsonb_build_object('sqlstate', '54000', 'message', 'too many or too long nodes',
       'detail', format('It has %s nodes; at most 10000 of 1000000 bytes each are kept.', cardinality(nodes)));
   END IF;

@@ -2,7 +2,8 @@
 
 CREATE FUNCTION ml_rag._at_one_moment() RETURNS void
 LANGUAGE plpython3u STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
-# purpose: run what backend/rights.py holds ready, all of it at the moment of the caller's statement; by itself it does nothing
+# purpose: run what backend/rights.py holds ready, all of it at the moment of the caller's statement; by
+# itself it does nothing
 if "ml_rag" in GD:
     GD["ml_rag"].run_handed()
 $$;
@@ -25,23 +26,26 @@ SET ivfflat.probes = 10
 SET enable_seqscan = off
 SET enable_sort = on
 AS $$
-# purpose: what a question finds, as form says; null if that is not all that the call is about. options: of ml_rag, but in the form
-# hits ml_rag.request, and in the form shard what another server asks of a store. See backend/retrieval/run.py
+# purpose: what a question finds, as form says; null if that is not all that the call is about. options: of
+# ml_rag, but in the form hits ml_rag.request, and in the form shard what another server asks of a store. See
+# backend/retrieval/run.py
 @BACKEND@
 return backend.compile_question(plpy, query, options, query_embedding, form, call, session, '@vector@')
 $$;
 
 CREATE FUNCTION ml_rag._session_settings() RETURNS text[]
 LANGUAGE sql STABLE PARALLEL SAFE AS $$
--- purpose: what run.Session has of the caller's session, before a function pins it. One expression, for PostgreSQL to put in the
--- place of the call: it pins no search_path, and names every schema
+-- purpose: what run.Session has of the caller's session, before a function pins it. One expression, for
+-- PostgreSQL to put in the place of the call: it pins no search_path, and names every schema
 SELECT ARRAY[current_user::pg_catalog.text, pg_catalog.current_setting('hnsw.ef_search', true),
   pg_catalog.current_setting('ivfflat.probes', true), pg_catalog.current_setting('enable_seqscan')]
 $$;
 
-CREATE FUNCTION ml_rag._compiled(query text, options jsonb, query_embedding text, form text, call integer) RETURNS jsonb
+CREATE FUNCTION ml_rag._compiled(query text, options jsonb, query_embedding text, form text,
+  call integer) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: ml_rag._compile_question with what it takes from the session; the vector goes apart, as text. Null where options are none
+-- purpose: ml_rag._compile_question with what it takes from the session; the vector goes apart, as text. Null
+-- where options are none
 DECLARE
   _compiled record;
 BEGIN
@@ -69,7 +73,8 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.statement(text, jsonb) IS
 $$the SQL statement that retrieves for a call, with its values in it: SELECT ml_rag.statement('What is AutoML?')
-Run by the same role it gives the rows of ml_rag_search; it can be changed, and given to EXPLAIN (ANALYZE, BUFFERS). Lines before
-it say which settings it is run with, and what follows it. What a model does (embedding) is done before and stands in it as a
-value. options: those of ml_rag. Nothing of policies or of the definitions of views is in it. Errors: as ml_rag; 0A000 for a
-call that one statement cannot answer, and why.$$;
+Run by the same role it gives the rows of ml_rag_search; it can be changed, and given to EXPLAIN (ANALYZE,
+BUFFERS). Lines before it say which settings it is run with, and what follows it. What a model does
+(embedding) is done before and stands in it as a value. options: those of ml_rag. Nothing of policies or of
+the definitions of views is in it. Errors: as ml_rag; 0A000 for a call that one statement cannot answer, and
+why.$$;

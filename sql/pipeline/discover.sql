@@ -2,20 +2,22 @@
 
 CREATE FUNCTION ml_rag._is_searched(relation oid, owner oid) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
--- purpose: whether calls that do not name a relation search it: it and what is read with it are trusted, and setting
--- searched_owners has its owner
+-- purpose: whether calls that do not name a relation search it: it and what is read with it are trusted, and
+-- setting searched_owners has its owner
 -- Reads: ml_rag.setting_value
 DECLARE
   _searched text := (SELECT v.value FROM ml_rag.setting_value AS v WHERE v.name = 'searched_owners');
 BEGIN
-  RETURN (_searched IS NULL OR _searched ~ '(^|,)\s*"\$user"\s*(,|$)' AND owner = quote_ident(current_user)::regrole
+  RETURN (_searched IS NULL OR _searched ~ '(^|,)\s*"\$user"\s*(,|$)'
+    AND owner = quote_ident(current_user)::regrole
       OR ml_rag._is_member(owner, ml_rag._roles(_searched), false))
     AND ml_rag._are_trusted(ml_rag._read_with(relation));
 END
 $$;
 
 CREATE FUNCTION ml_rag._discover_stores(
-  vector_store text[], exclude_vector_store text[], schema text[], vector_store_columns jsonb, embed_model_id text, unmarked boolean,
+  vector_store text[], exclude_vector_store text[], schema text[], vector_store_columns jsonb,
+  embed_model_id text, unmarked boolean,
   OUT stores jsonb, OUT error jsonb
 )
 LANGUAGE plpython3u STABLE PARALLEL RESTRICTED
@@ -26,7 +28,8 @@ SET enable_seqscan = off
 AS $$
 # purpose: the stage; see backend/retrieval/stores.py
 @BACKEND@
-return backend.discover_stores(plpy, vector_store, exclude_vector_store, schema, vector_store_columns, embed_model_id, unmarked,
+return backend.discover_stores(
+  plpy, vector_store, exclude_vector_store, schema, vector_store_columns, embed_model_id, unmarked,
   '@vector@')
 $$;
 
@@ -51,20 +54,23 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.discover(text[], text[], text[], jsonb, text, boolean) IS
 $$the vector stores the caller may search
-vector_store, exclude_vector_store: names, "schema.table" or "table". schema: names of schemas. vector_store_columns:
-logical to real column names. embed_model_id: only stores of that model. unmarked: also relations that are named in
-vector_store and carry no marker comment.
+vector_store, exclude_vector_store: names, "schema.table" or "table". schema: names of schemas.
+vector_store_columns: logical to real column names. embed_model_id: only stores of that model. unmarked: also
+relations that are named in vector_store and carry no marker comment.
 A vector store is a relation with the mapped columns, a vector or halfvec column whose comment contains
-GENAI_OPTIONS=EMBED_MODEL_ID=<model id>, and SELECT granted to the caller. The marker can name the columns (SEGMENT=content,
-DOCUMENT_NAME, DOCUMENT_ID, SEGMENT_NUMBER, METADATA); with SEGMENT the embedding can have any name. Reading a relation can run
-its owner's code with the caller's rights. A relation that vector_store does not name with its schema is therefore found only if the
-caller trusts its owner and the owner of its schema (found = trusted), and those of its partitions and of what a view reads. The
-caller trusts itself, superusers, the owner of the database, roles that a superuser made it a member of, and members of
-ml_rag_publisher; a superuser trusts superusers only. Setting searched_owners restricts it to the stores of some roles.$$;
+GENAI_OPTIONS=EMBED_MODEL_ID=<model id>, and SELECT granted to the caller. The marker can name the columns
+(SEGMENT=content, DOCUMENT_NAME, DOCUMENT_ID, SEGMENT_NUMBER, METADATA); with SEGMENT the embedding can have
+any name. Reading a relation can run its owner's code with the caller's rights. A relation that vector_store
+does not name with its schema is therefore found only if the caller trusts its owner and the owner of its
+schema (found = trusted), and those of its partitions and of what a view reads. The caller trusts itself,
+superusers, the owner of the database, roles that a superuser made it a member of, and members of
+ml_rag_publisher; a superuser trusts superusers only. Setting searched_owners restricts it to the stores of
+some roles.$$;
 
 CREATE FUNCTION ml_rag._why_not(relation oid, options jsonb, OUT reason text, OUT hint text)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SET search_path FROM CURRENT AS $$
--- purpose: why a call does not search a relation, which is in a schema that the caller may use; options are parsed ones
+-- purpose: why a call does not search a relation, which is in a schema that the caller may use; options are
+-- parsed ones
 -- Reads: the catalog
 DECLARE
   _columns jsonb := options -> 'vector_store_columns';
@@ -80,15 +86,18 @@ DECLARE
   _comment text;
   _model text;
 BEGIN
-  SELECT c.oid, c.relkind, c.relowner, c.relispopulated, n.nspname, format('%I.%I', n.nspname, c.relname) AS full_name,
+  SELECT c.oid, c.relkind, c.relowner, c.relispopulated, n.nspname,
+    format('%I.%I', n.nspname, c.relname) AS full_name,
     ARRAY[concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
           quote_ident(c.relname)] AS names,
     ARRAY[format('%I.%I', n.nspname, c.relname), CASE WHEN n.nspname !~ '^"|\.' AND c.relname !~ '^"|\.'
-                                                      THEN concat(n.nspname, '.', c.relname) END] AS full_names
+                                                      THEN
+                                                        concat(n.nspname, '.', c.relname) END] AS full_names
   INTO _relation
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _why_not.relation;
   IF ml_rag._texts(options -> 'exclude_vector_store') && _relation.names THEN
-    reason := concat('It is listed in "exclude_vector_store"', CASE WHEN options ? 'vector_store' THEN ' too' END, '.');
+    reason := concat('It is listed in "exclude_vector_store"',
+      CASE WHEN options ? 'vector_store' THEN ' too' END, '.');
     RETURN;
   ELSIF NOT options -> 'schema' ? _relation.nspname THEN
     reason := format('It is in schema %I, which is not listed in "schema".', _relation.nspname);
@@ -96,8 +105,10 @@ BEGIN
   ELSIF NOT ml_rag._texts(options -> 'vector_store') && _relation.names THEN
     reason := 'It is not listed in "vector_store".';
     hint := (SELECT format('Did you mean "%s"?', _relation.full_name)
-             FROM unnest((ml_rag._texts(options -> 'vector_store'))[:20]) AS n (name) CROSS JOIN unnest(_relation.names) AS r (name)
-             WHERE ml_rag._distance_of_words(lower(left(n.name, 130)), lower(r.name)) <= least(2, length(r.name) / 4) LIMIT 1);
+             FROM unnest((ml_rag._texts(options -> 'vector_store'))[:20]) AS n (name)
+             CROSS JOIN unnest(_relation.names) AS r (name)
+             WHERE ml_rag._distance_of_words(lower(left(n.name, 130)), lower(r.name)) <= least(2,
+               length(r.name) / 4) LIMIT 1);
     RETURN;
   ELSIF NOT _relation.relispopulated THEN
     reason := 'It is a materialized view without data.';
@@ -112,13 +123,16 @@ BEGIN
     reason := format('It has no column %I.', _column);
     hint := CASE WHEN _relation.relkind IN ('r', 'p') AND NOT EXISTS (
         SELECT FROM pg_attribute AS a
-        WHERE a.attrelid = _relation.oid AND a.atttypid IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype) AND NOT a.attisdropped)
-      THEN format('It has no vectors. SELECT ml_rag.create_vectorizer(%L, ''{"columns": "…"}'') makes them, and keeps them in step.',
+        WHERE a.attrelid = _relation.oid AND a.atttypid IN ('@vector@.vector'::regtype,
+          '@vector@.halfvec'::regtype) AND NOT a.attisdropped)
+      THEN format('It has no vectors. SELECT ml_rag.create_vectorizer(%L, ''{"columns": "…"}'') makes them, '
+        'and keeps them in step.',
         _relation.full_name)
       ELSE 'Map the columns it has with "vector_store_columns".' END;
     RETURN;
   END IF;
-  SELECT CASE WHEN a.atttypid NOT IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype) THEN format_type(a.atttypid, NULL) END,
+  SELECT CASE WHEN a.atttypid NOT IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype) THEN
+    format_type(a.atttypid, NULL) END,
     col_description(a.attrelid, a.attnum)
   INTO _type, _comment
   FROM pg_attribute AS a WHERE a.attrelid = _relation.oid AND a.attname = _embedding;
@@ -137,12 +151,15 @@ BEGIN
   _model := ml_rag._marked_model(_comment);
   IF _model IS NULL THEN
     reason := format('The comment of its column %I does not name an embedding model.', _embedding);
-    hint := format('COMMENT ON COLUMN %s.%I IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…'', as the owner of the table.',
+    hint :=
+      format('COMMENT ON COLUMN %s.%I IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…'', as the owner of the table.',
       _relation.full_name, _embedding);
   ELSIF _model <> options ->> 'embed_model_id' AND NOT EXISTS (
       SELECT FROM ml_rag._embeddings(relation) AS e WHERE e.model_id = options ->> 'embed_model_id') THEN
-    SELECT format('It holds vectors of model%s %s, and the call is for %s.', CASE WHEN count(*) > 1 THEN 's' END,
-        coalesce(string_agg(e.model_id, ', ' ORDER BY e.is_default DESC, e.model_id), _model), options ->> 'embed_model_id')
+    SELECT format('It holds vectors of model%s %s, and the call is for %s.',
+      CASE WHEN count(*) > 1 THEN 's' END,
+        coalesce(string_agg(e.model_id, ', ' ORDER BY e.is_default DESC, e.model_id), _model),
+          options ->> 'embed_model_id')
     INTO reason FROM ml_rag._embeddings(relation) AS e;
     hint := 'Leave "embed_model_id" out, or name stores of one model.';
   ELSIF NOT coalesce(ml_rag._texts(options -> 'vector_store') && _relation.full_names, false)
@@ -150,11 +167,13 @@ BEGIN
     reason := ml_rag._why_untrusted(relation);
     hint := format('Name it with its schema in "vector_store", "%s"%s.', _relation.full_name, CASE
       WHEN reason IS NULL THEN ''
-      WHEN (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user) THEN ', or give it to a superuser'
+      WHEN (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user) THEN
+        ', or give it to a superuser'
       ELSE ', or have a superuser make that role a member of ml_rag_publisher, whom all users trust' END);
     reason := coalesce(reason, 'Its owner is not listed in setting "searched_owners".');
   ELSE
-    -- the checks above are those of ml_rag.discover one by one; where they pass it has an integer-less segment_number
+    -- the checks above are those of ml_rag.discover one by one; where they pass it has an integer-less
+    -- segment_number
     reason := 'A column that "vector_store_columns" names has the wrong type.';
   END IF;
 END
@@ -163,7 +182,8 @@ $$;
 CREATE FUNCTION ml_rag._why_no_store(name text, options jsonb, OUT reason text, OUT hint text)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: why a relation that a call named is none that it can search; options are parsed ones
--- Reads: the catalog. Of a relation in a schema that the caller may not use nothing is told, not even that it exists.
+-- Reads: the catalog. Of a relation in a schema that the caller may not use nothing is told, not even that it
+-- exists.
 DECLARE
   _relation oid;
   _why record;
@@ -172,7 +192,8 @@ BEGIN
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
   WHERE c.relkind IN ('r', 'p', 'f', 'v', 'm') AND NOT pg_is_other_temp_schema(n.oid)
     AND has_schema_privilege(n.oid, 'USAGE')
-    AND _why_no_store.name IN (concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
+    AND _why_no_store.name IN (concat(n.nspname, '.', c.relname), c.relname,
+      format('%I.%I', n.nspname, c.relname),
                                quote_ident(c.relname))
   ORDER BY options -> 'schema' ? n.nspname DESC NULLS LAST, n.nspname LIMIT 1;
   IF _relation IS NULL THEN
@@ -188,13 +209,15 @@ $$;
 
 CREATE FUNCTION ml_rag._left_out(options jsonb, OUT stores text, OUT hint text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: stores that a call does not search, at most ten beside those it names, with the reason of each, and what to do about the
--- first; null = there are none. options are parsed ones
--- Reads: the catalog. Of a relation in a schema that the caller may not use nothing is told, not even that it exists.
+-- purpose: stores that a call does not search, at most ten beside those it names, with the reason of each,
+-- and what to do about the first; null = there are none. options are parsed ones
+-- Reads: the catalog. Of a relation in a schema that the caller may not use nothing is told, not even that it
+-- exists.
 DECLARE
   _names text[] := ml_rag._texts(options -> 'vector_store');
 BEGIN
-  SELECT string_agg(format('%s (%s)', l.name, rtrim(l.reason, '.')), ', ' ORDER BY l.is_named DESC, l.name) || '.',
+  SELECT string_agg(format('%s (%s)', l.name, rtrim(l.reason, '.')), ', '
+    ORDER BY l.is_named DESC, l.name) || '.',
     (array_agg(CASE WHEN NOT options ? 'embed_model_id' AND l.reason LIKE 'It holds vectors of model%'
       THEN 'Name its model in "embed_model_id".' ELSE l.hint END
       ORDER BY l.hint IS NULL, l.hint NOT LIKE 'Did you mean %', l.is_named DESC, l.name))[1]
@@ -206,15 +229,19 @@ BEGIN
     SELECT r.name, w.reason, w.hint, false
     FROM (
       SELECT DISTINCT c.oid, format('%I.%I', n.nspname, c.relname) AS name
-      FROM pg_depend AS d JOIN pg_class AS c ON c.oid = d.objid JOIN pg_namespace AS n ON n.oid = c.relnamespace
-      JOIN pg_description AS m ON m.objoid = d.objid AND m.classoid = 'pg_class'::regclass AND m.objsubid = d.objsubid
-      WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype)
+      FROM pg_depend AS d JOIN pg_class AS c ON c.oid = d.objid
+      JOIN pg_namespace AS n ON n.oid = c.relnamespace
+      JOIN pg_description AS m ON m.objoid = d.objid AND m.classoid = 'pg_class'::regclass
+        AND m.objsubid = d.objsubid
+      WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN ('@vector@.vector'::regtype,
+        '@vector@.halfvec'::regtype)
         AND d.classid = 'pg_class'::regclass AND d.objsubid > 0 AND c.relkind IN ('r', 'p', 'f', 'v', 'm')
         AND NOT pg_is_other_temp_schema(n.oid) AND has_schema_privilege(n.oid, 'USAGE')
         AND ml_rag._marked_model(m.description) IS NOT NULL
         -- what could be named in place of what was named
         AND (_names IS NULL OR has_any_column_privilege(c.oid, 'SELECT'))
-        AND (_names IS NOT NULL OR c.oid NOT IN (SELECT s.relation FROM unnest(ml_rag._discover(options)) AS s))
+        AND (_names IS NOT NULL OR c.oid NOT IN (SELECT s.relation
+          FROM unnest(ml_rag._discover(options)) AS s))
       ORDER BY 2 LIMIT 10) AS r
     CROSS JOIN LATERAL ml_rag._why_not(r.oid,
       jsonb_build_object('embed_model_id', ml_rag._get_setting('embed_model_id')) || options) AS w
@@ -224,29 +251,32 @@ $$;
 
 CREATE FUNCTION ml_rag._needs_embedding(options jsonb) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: whether a question has to be embedded; keyword search alone goes without, and so without a model server,
--- unless distances are asked for
+-- purpose: whether a question has to be embedded; keyword search alone goes without, and so without a model
+-- server, unless distances are asked for
 BEGIN
   RETURN coalesce(options -> 'retrieval_options' ?| '{max_distance,percentage_distance}', false)
     OR CASE WHEN options ? 'arms'
-         THEN jsonb_path_exists(options, 'lax $.arms[*] ? ((@.search == "semantic" || @.form starts with "vector")
-                && !exists (@.query_embedding))')
+         THEN jsonb_path_exists(options, 'lax $.arms[*] ? (
+                (@.search == "semantic" || @.form starts with "vector") && !exists (@.query_embedding))')
          ELSE (options -> 'semantic_search')::boolean END;
 END
 $$;
 
 CREATE FUNCTION ml_rag._check_named(options jsonb, stores ml_rag.store[]) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: warn of names that led to no store; stop stores that were named and are of different models. options are parsed ones
+-- purpose: warn of names that led to no store; stop stores that were named and are of different models.
+-- options are parsed ones
 DECLARE
   _name text;
   _why record;
 BEGIN
-  FOR _name IN SELECT n FROM unnest(ml_rag._texts(options -> 'vector_store')) WITH ORDINALITY AS n (n, place) ORDER BY n.place LOOP
+  FOR _name IN SELECT n FROM unnest(ml_rag._texts(options -> 'vector_store')) WITH ORDINALITY AS n (n, place)
+    ORDER BY n.place LOOP
     IF NOT EXISTS (
       SELECT FROM unnest(stores) AS s JOIN pg_class AS c ON c.oid = s.relation
       JOIN pg_namespace AS n ON n.oid = c.relnamespace
-      WHERE _name IN (concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname), quote_ident(c.relname)))
+      WHERE _name IN (concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
+        quote_ident(c.relname)))
     THEN
       _why := ml_rag._why_no_store(_name, options);
       RAISE WARNING USING ERRCODE = '01000',
@@ -259,7 +289,8 @@ BEGIN
     AND (SELECT count(DISTINCT s.embed_model_id) FROM unnest(stores) AS s) > 1 THEN
     RAISE EXCEPTION USING ERRCODE = '22023',
       MESSAGE = 'the vector stores named were made with different embedding models',
-      DETAIL = (SELECT string_agg(format('%s: %s', s.vector_store, coalesce(s.embed_model_id, 'none named')), ', ') || '.'
+      DETAIL = (SELECT string_agg(format('%s: %s', s.vector_store, coalesce(s.embed_model_id, 'none named')),
+        ', ') || '.'
                 FROM unnest(stores) AS s),
       HINT = 'Name one of the models in "embed_model_id", or stores of one model in "vector_store".';
   END IF;
@@ -268,15 +299,16 @@ $$;
 
 CREATE FUNCTION ml_rag._discover(options jsonb) RETURNS ml_rag.store[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the stores of a call, where it does not search them at once: which model counts, warnings for names that led nowhere;
--- options are parsed ones
+-- purpose: the stores of a call, where it does not search them at once: which model counts, warnings for
+-- names that led nowhere; options are parsed ones
 DECLARE
   _names text[] := ml_rag._texts($1 -> 'vector_store');
   _model text := $1 ->> 'embed_model_id';
   _stores ml_rag.store[];
 BEGIN
   _stores := ARRAY(SELECT s FROM ml_rag.discover(
-    _names, ml_rag._texts($1 -> 'exclude_vector_store'), ml_rag._texts($1 -> 'schema'), $1 -> 'vector_store_columns',
+    _names, ml_rag._texts($1 -> 'exclude_vector_store'), ml_rag._texts($1 -> 'schema'),
+    $1 -> 'vector_store_columns',
     CASE WHEN _model IS NULL AND _names IS NULL AND ml_rag._needs_embedding($1)
          THEN ml_rag._get_setting('embed_model_id') ELSE _model END,
     $1 ? 'vector_store_columns' AND $1 ?| '{query_embedding,embed_model_id}') AS s);
@@ -315,8 +347,8 @@ $$;
 
 CREATE FUNCTION ml_rag._document_name(store ml_rag.store) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: SQL of the name of the document of a row t: its column, else what programs keep of it in the metadata, else the
--- store's name
+-- purpose: SQL of the name of the document of a row t: its column, else what programs keep of it in the
+-- metadata, else the store's name
 BEGIN
   IF store.document_name IS NOT NULL THEN
     RETURN format('t.%I::text', store.document_name);
@@ -325,6 +357,7 @@ BEGIN
   END IF;
   RETURN format('coalesce(%s, %L)', (
     SELECT string_agg(format('nullif(to_jsonb(t.%I) ->> %L, %L)', store.metadata, k, ''), ', ' ORDER BY place)
-    FROM unnest('{source,file_path,file_name,url,title}'::text[]) WITH ORDINALITY AS u (k, place)), store.vector_store);
+    FROM unnest('{source,file_path,file_name,url,title}'::text[]) WITH ORDINALITY AS u (k, place)),
+      store.vector_store);
 END
 $$;

@@ -1,10 +1,13 @@
--- documents: the documents of the stores by their names: those that a question names, those that are like a misspelt name.
+-- documents: the documents of the stores by their names: those that a question names, those that are like a
+-- misspelt name.
 
-CREATE FUNCTION ml_rag._list_documents(stores ml_rag.store[], with_titles boolean, first text[] DEFAULT '{}') RETURNS jsonb
+CREATE FUNCTION ml_rag._list_documents(stores ml_rag.store[], with_titles boolean,
+  first text[] DEFAULT '{}') RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the documents of the stores that the caller may see, as [[name, [titles]]], at most 20000; titles are that of the metadata,
--- and the heading that the first segment stands under. first: names that come before others. A store that the call does not name, and
--- that cannot be read, is left to the search, which says so
+-- purpose: the documents of the stores that the caller may see, as [[name, [titles]]], at most 20000; titles
+-- are that of the metadata, and the heading that the first segment stands under. first: names that come
+-- before others. A store that the call does not name, and that cannot be read, is left to the search, which
+-- says so
 -- Reads: the stores, as the caller
 DECLARE
   _most CONSTANT integer := 20000;
@@ -32,17 +35,20 @@ BEGIN
         EXECUTE format($query$
           SELECT jsonb_agg(jsonb_build_array(d.name, CASE WHEN $2 THEN (
             SELECT coalesce(jsonb_agg(left(t.title, 300) ORDER BY t.place), '[]')
-            FROM (VALUES (1, d.metadata ->> 'title'), (2, d.metadata -> 'headings' ->> -1)) AS t (place, title)
+            FROM (VALUES (1, d.metadata ->> 'title'), (2, d.metadata -> 'headings' ->> -1)) AS t (place,
+              title)
             WHERE t.title ~ '[^[:space:]]')
             ELSE '[]' END))
           FROM (SELECT n.name, n.metadata
                 FROM (SELECT DISTINCT ON (r.name) r.name, r.metadata
-                      FROM (SELECT %1$s AS name, %2$s AS place, %3$s AS metadata FROM %4$s AS t WHERE %5$s) AS r
+                      FROM (SELECT %1$s AS name, %2$s AS place, %3$s AS metadata FROM %4$s AS t
+                        WHERE %5$s) AS r
                       ORDER BY r.name, r.place) AS n
                 ORDER BY n.name = ANY ($3) DESC, n.name LIMIT $1) AS d
           $query$, _name,
           CASE WHEN _store.segment_number IS NULL THEN '1' ELSE format('t.%I', _store.segment_number) END,
-          CASE WHEN with_titles AND _store.metadata IS NOT NULL THEN format('to_jsonb(t.%I)', _store.metadata) ELSE 'NULL::jsonb' END,
+          CASE WHEN with_titles AND _store.metadata IS NOT NULL THEN
+            format('to_jsonb(t.%I)', _store.metadata) ELSE 'NULL::jsonb' END,
           ml_rag._rows_of(_store),
           format('t.%I IS NOT NULL', coalesce(_store.document_name, _store.segment)))
         INTO _found USING _most, with_titles, first;
@@ -71,8 +77,8 @@ $$;
 
 CREATE FUNCTION ml_rag._nearest_documents(name text, documents jsonb) RETURNS text[]
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: at most three names that a name may have been meant for: those of the same file name, with or without ending, in any
--- case, else those spelt almost so
+-- purpose: at most three names that a name may have been meant for: those of the same file name, with or
+-- without ending, in any case, else those spelt almost so
 DECLARE
   _file text := ml_rag._file(name);
   _stem text := regexp_replace(_file, '\.[a-z][a-z0-9]{0,4}$', '');
@@ -85,10 +91,12 @@ BEGIN
     SELECT d.name
     FROM (
       SELECT n.name, CASE WHEN n.file = _file THEN -2 ELSE -1 END AS far FROM listed AS n
-      WHERE n.file = _file OR starts_with(n.file, _stem) AND regexp_replace(n.file, '\.[a-z][a-z0-9]{0,4}$', '') = _stem
+      WHERE n.file = _file OR starts_with(n.file, _stem)
+        AND regexp_replace(n.file, '\.[a-z][a-z0-9]{0,4}$', '') = _stem
       UNION ALL SELECT n.name, ml_rag._distance_of_words(n.file, _file)
       FROM (
-        -- letters that the other one lacks cost a change each; what is left takes a while for each, and anybody can plant many
+        -- letters that the other one lacks cost a change each; what is left takes a while for each, and
+        -- anybody can plant many
         SELECT n.name, n.file FROM listed AS n
         WHERE abs(length(n.file) - length(_file)) <= _far
           AND length(translate(n.file, _file, '')) <= _far AND length(translate(_file, n.file, '')) <= _far
@@ -102,8 +110,9 @@ $$;
 CREATE FUNCTION ml_rag._documents_named_in(question text, stores ml_rag.store[], options jsonb,
   OUT names text[], OUT is_summary boolean)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the documents that a question names, of those that the options leave; null = none. is_summary: whether it asks for
--- nothing but a summary of them. What looks like the name of a file, and is not, counts as the nearest one, with a warning
+-- purpose: the documents that a question names, of those that the options leave; null = none. is_summary:
+-- whether it asks for nothing but a summary of them. What looks like the name of a file, and is not, counts
+-- as the nearest one, with a warning
 DECLARE
   _question text := question;
   _documents jsonb := ml_rag._list_documents(stores, true);
@@ -119,23 +128,27 @@ BEGIN
                ORDER BY 1 LIMIT 10 LOOP
     CONTINUE WHEN NOT EXISTS (SELECT FROM jsonb_array_elements(_documents) AS d
                               WHERE lower(d ->> 0) LIKE '%.' || lower(regexp_replace(_name, '^.*\.', '')))
-      OR EXISTS (SELECT FROM jsonb_array_elements_text(_found -> 'names') AS n WHERE right(lower(n), length(_name)) = lower(_name));
+      OR EXISTS (SELECT FROM jsonb_array_elements_text(_found -> 'names') AS n
+        WHERE right(lower(n), length(_name)) = lower(_name));
     _nearest := ml_rag._nearest_documents(_name, _documents);
-    -- whether the first one is meant: nearer than the next one, and with the same digits, since report_2023.pdf is not a misspelt
-    -- report_2024.pdf
+    -- whether the first one is meant: nearer than the next one, and with the same digits, since
+    -- report_2023.pdf is not a misspelt report_2024.pdf
     _far := ARRAY(SELECT ml_rag._distance_of_words(ml_rag._file(n.name), ml_rag._file(_name))
                   FROM unnest(_nearest) WITH ORDINALITY AS n (name, place) ORDER BY n.place);
     _is_meant := coalesce(_far[1] < coalesce(_far[2], _far[1] + 1)
-      AND regexp_replace(ml_rag._file(_nearest[1]), '[^0-9]', '', 'g') = regexp_replace(ml_rag._file(_name), '[^0-9]', '', 'g'), false);
+      AND regexp_replace(ml_rag._file(_nearest[1]), '[^0-9]', '', 'g') = regexp_replace(ml_rag._file(_name),
+        '[^0-9]', '', 'g'), false);
     -- without the name: warnings go into PostgreSQL's log, and questions do not
     IF _is_meant THEN
       _question := replace(_question, _name, ml_rag._file(_nearest[1]));
     END IF;
-    RAISE WARNING USING ERRCODE = '01000', MESSAGE = 'a file that the question names is not among the documents',
+    RAISE WARNING USING ERRCODE = '01000',
+      MESSAGE = 'a file that the question names is not among the documents',
       DETAIL = CASE WHEN _is_meant THEN format('"%s" is searched in its place.', left(_nearest[1], 200))
         ELSE 'Documents are found by the names that the stores hold; nothing is left out for this one.' END,
       HINT = CASE WHEN cardinality(_nearest) > 0
-        THEN format('Did you mean %s?', (SELECT string_agg(format('"%s"', left(n, 200)), ' or ') FROM unnest(_nearest) AS n))
+        THEN format('Did you mean %s?', (SELECT string_agg(format('"%s"', left(n, 200)), ' or ')
+          FROM unnest(_nearest) AS n))
         ELSE 'SELECT DISTINCT document_name FROM the store shows the names.' END;
   END LOOP;
   IF _question <> question THEN
@@ -143,19 +156,23 @@ BEGIN
   END IF;
   names := nullif(ARRAY(
     SELECT n FROM jsonb_array_elements_text(_found -> 'names') AS n
-    WHERE coalesce(options -> 'document_name' ? n, true) AND NOT coalesce(options -> 'exclude_document_name' ? n, false)), '{}');
+    WHERE coalesce(options -> 'document_name' ? n, true)
+      AND NOT coalesce(options -> 'exclude_document_name' ? n, false)), '{}');
   is_summary := names IS NOT NULL AND (_found -> 'is_summary')::boolean;
 END
 $$;
 
-CREATE FUNCTION ml_rag._warn_of_unknown_names(stores ml_rag.store[], options jsonb, hits ml_rag.hit[]) RETURNS void
+CREATE FUNCTION ml_rag._warn_of_unknown_names(stores ml_rag.store[], options jsonb,
+  hits ml_rag.hit[]) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: a name of option document_name that is none of a document; of the first ones also those it may have been meant for
+-- purpose: a name of option document_name that is none of a document; of the first ones also those it may
+-- have been meant for
 -- Looked for only where no hit is of that name: to look takes longer than the search.
 DECLARE
   _asked text[] := ARRAY(
     SELECT d FROM jsonb_array_elements_text(options -> 'document_name') AS d
-    WHERE d NOT IN (SELECT h.document_name FROM unnest(hits) AS h WHERE h.document_name IS NOT NULL) LIMIT 100);
+    WHERE d NOT IN (SELECT h.document_name FROM unnest(hits) AS h
+      WHERE h.document_name IS NOT NULL) LIMIT 100);
   _documents jsonb;
   _names text[];
   _name text;
@@ -175,10 +192,13 @@ BEGIN
       _looked := _looked + 1;
     END IF;
     RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('no document is named "%s"', left(_name, 200)),
-      DETAIL = 'Names in "document_name" are those that the stores hold, such as a loaded file''s whole path.',
+      DETAIL
+        = 'Names in "document_name" are those that the stores hold, such as a loaded file''s whole path.',
       HINT = CASE WHEN cardinality(_nearest) > 0
-        THEN format('Did you mean %s?', (SELECT string_agg(format('"%s"', left(n, 200)), ' or ') FROM unnest(_nearest) AS n))
-        ELSE 'With "document_names": true in query_options, documents are found by what the question calls them.' END;
+        THEN format('Did you mean %s?', (SELECT string_agg(format('"%s"', left(n, 200)), ' or ')
+          FROM unnest(_nearest) AS n))
+        ELSE 'With "document_names": true in query_options, documents are found by what the question calls '
+          'them.' END;
   END LOOP;
 END
 $$;

@@ -8,7 +8,8 @@ return backend.embed(plpy, texts, model_id, input_type, truncate)
 $$;
 
 CREATE FUNCTION ml_rag._embed_texts(
-  texts text[], model_id text, input_type text DEFAULT 'query', truncate boolean DEFAULT true, otherwise text DEFAULT NULL
+  texts text[], model_id text, input_type text DEFAULT 'query', truncate boolean DEFAULT true,
+    otherwise text DEFAULT NULL
 ) RETURNS @vector@.vector[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: texts to their vectors, in one request; otherwise: a hint of what can be done without a model
@@ -19,14 +20,16 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the text to embed is empty';
   END IF;
   BEGIN
-    _embedded := ml_rag._embed(texts, coalesce(model_id, ml_rag._get_setting('embed_model_id')), input_type, truncate);
+    _embedded := ml_rag._embed(texts, coalesce(model_id, ml_rag._get_setting('embed_model_id')),
+      input_type, truncate);
   EXCEPTION WHEN data_exception THEN
     -- numbers that are none: the backend hands them on as text, and pgvector is the first to read them
     RAISE EXCEPTION USING ERRCODE = '38000', MESSAGE = 'unexpected reply from the model server',
       DETAIL = left(SQLERRM, 200);
   END;
   IF _embedded.error IS NOT NULL THEN
-    PERFORM ml_rag._raise(_embedded.error || CASE WHEN otherwise IS NULL OR _embedded.error ->> 'sqlstate' = '22023' THEN '{}'
+    PERFORM ml_rag._raise(_embedded.error || CASE WHEN otherwise IS NULL
+      OR _embedded.error ->> 'sqlstate' = '22023' THEN '{}'
       ELSE jsonb_build_object('hint', concat_ws(' ', _embedded.error ->> 'hint', otherwise)) END);
   END IF;
   RETURN _embedded.vectors;
@@ -44,9 +47,10 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.embed(text, text, text, boolean) IS
 $$embeds one text; the dimensions are those of the model; model_id 'ID@256' cuts to 256
-input_type: query, document or null; some models put a prefix before one of them. A text beyond the model's limit is cut;
-truncate false: it is an error.
-Errors: 22023 empty text, text too long, unknown model or model of another task; 55000; 08006; 53300; 38000.$$;
+input_type: query, document or null; some models put a prefix before one of them. A text beyond the model's
+limit is cut; truncate false: it is an error.
+Errors: 22023 empty text, text too long, unknown model or model of another task; 55000; 08006; 53300;
+38000.$$;
 
 CREATE FUNCTION ml_rag._vector(value jsonb) RETURNS @vector@.vector
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
@@ -85,6 +89,7 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_embed_row(text, jsonb) IS
 $$embeds one text: ml_embed_row('a text', '{"embed_model_id": "all_minilm_l6_v2"}')
-Returns a vector of the model's dimensions, or of as many as option "dimensions" says, null for null; a text beyond the model's
-limit is cut, or with "truncate": false an error. Errors: 22023 empty text, text too long, bad option, unknown model or model of
-another task, dimensions that its vectors cannot be cut to; 55000 model not available; 08006 model server; 53300; 38000.$$;
+Returns a vector of the model's dimensions, or of as many as option "dimensions" says, null for null; a text
+beyond the model's limit is cut, or with "truncate": false an error. Errors: 22023 empty text, text too long,
+bad option, unknown model or model of another task, dimensions that its vectors cannot be cut to; 55000 model
+not available; 08006 model server; 53300; 38000.$$;

@@ -1,6 +1,7 @@
 -- explain: option explain of ml_rag: how an answer came about, of what the caller may see.
 
-CREATE FUNCTION ml_rag._milliseconds(since timestamptz, until timestamptz DEFAULT clock_timestamp()) RETURNS float8
+CREATE FUNCTION ml_rag._milliseconds(since timestamptz,
+  until timestamptz DEFAULT clock_timestamp()) RETURNS float8
 LANGUAGE plpgsql VOLATILE PARALLEL SAFE AS $$
 -- purpose: time between, to the microsecond
 BEGIN
@@ -10,18 +11,20 @@ $$;
 
 CREATE FUNCTION ml_rag._without_embedding(store ml_rag.store) RETURNS bigint
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: how many rows with a text a search by meaning cannot find, of those that the caller sees; null if there can be
--- none  Reads: the store, as the caller
+-- purpose: how many rows with a text a search by meaning cannot find, of those that the caller sees; null if
+-- there can be none  Reads: the store, as the caller
 DECLARE
   _n bigint;
 BEGIN
   IF NOT EXISTS (
     SELECT FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
-    WHERE a.attrelid = store.relation AND a.attname = store.segment_embedding AND NOT a.attnotnull AND c.relkind IN ('r', 'p')) THEN
+    WHERE a.attrelid = store.relation AND a.attname = store.segment_embedding AND NOT a.attnotnull
+      AND c.relkind IN ('r', 'p')) THEN
     RETURN NULL;
   END IF;
   PERFORM ml_rag._hold(ml_rag._parts(store.relation)) WHERE store.found = 'trusted';
-  EXECUTE format('SELECT count(*) FROM %s AS t WHERE t.%I IS NULL AND t.%I::text ~ ''[^[:space:]]''', ml_rag._rows_of(store),
+  EXECUTE format('SELECT count(*) FROM %s AS t WHERE t.%I IS NULL AND t.%I::text ~ ''[^[:space:]]''',
+    ml_rag._rows_of(store),
     store.segment_embedding, store.segment) INTO _n;
   RETURN nullif(_n, 0);
 END
@@ -29,9 +32,10 @@ $$;
 
 CREATE FUNCTION ml_rag._explain_stores(options jsonb, stores ml_rag.store[], arms jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the stores that were searched, each with what its arms say (arms: {arm: {store: {…}}}), and those that were not, with
--- the reason
--- Those that nobody named are told of only where the caller may read their vectors: of others not even that they exist.
+-- purpose: the stores that were searched, each with what its arms say (arms: {arm: {store: {…}}}), and those
+-- that were not, with the reason
+-- Those that nobody named are told of only where the caller may read their vectors: of others not even that
+-- they exist.
 -- Reads: the catalog
 DECLARE
   _most CONSTANT integer := 100;
@@ -46,8 +50,10 @@ BEGIN
     -- what discovery goes by then
     _options := options || jsonb_build_object('embed_model_id', ml_rag._get_setting('embed_model_id'));
   END IF;
-  SELECT coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('vector_store', s.vector_store, 'searched', true,
-      'embed_model_id', s.embed_model_id, 'without_embedding', ml_rag._without_embedding(stores[s.place]))) || coalesce((
+  SELECT coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('vector_store', s.vector_store,
+    'searched', true,
+      'embed_model_id', s.embed_model_id, 'without_embedding', ml_rag._without_embedding(stores[s.place])))
+        || coalesce((
         SELECT jsonb_object_agg(a.key, a.value -> s.vector_store) FROM jsonb_each(arms) AS a
         WHERE a.value ? s.vector_store), '{}') ORDER BY s.place), '[]')
   INTO _told
@@ -76,10 +82,13 @@ BEGIN
       JOIN pg_attribute AS a ON a.attrelid = v.objid AND a.attnum = v.objsubid AND NOT a.attisdropped
       JOIN pg_class AS c ON c.oid = a.attrelid
       JOIN pg_namespace AS n ON n.oid = c.relnamespace
-      JOIN pg_description AS d ON d.objoid = c.oid AND d.classoid = 'pg_class'::regclass AND d.objsubid = a.attnum
-      WHERE v.refclassid = 'pg_type'::regclass AND v.refobjid IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype)
+      JOIN pg_description AS d ON d.objoid = c.oid AND d.classoid = 'pg_class'::regclass
+        AND d.objsubid = a.attnum
+      WHERE v.refclassid = 'pg_type'::regclass AND v.refobjid IN ('@vector@.vector'::regtype,
+        '@vector@.halfvec'::regtype)
         AND v.refobjsubid = 0 AND v.classid = 'pg_class'::regclass AND v.objsubid > 0
-        AND a.attname = coalesce(options #>> '{vector_store_columns,segment_embedding}', ml_rag._default_column(c.oid))
+        AND a.attname = coalesce(options #>> '{vector_store_columns,segment_embedding}',
+          ml_rag._default_column(c.oid))
         AND c.relkind IN ('r', 'p', 'f', 'v', 'm') AND NOT pg_is_other_temp_schema(n.oid)
         AND has_schema_privilege(n.oid, 'USAGE') AND has_column_privilege(c.oid, a.attnum, 'SELECT')
         AND ml_rag._marked_model(d.description) IS NOT NULL
@@ -100,7 +109,8 @@ BEGIN
     SELECT jsonb_object_agg(s.stage, s.milliseconds)
     FROM (
       SELECT t.stage, round(sum(extract(epoch FROM t.took) * 1000
-        - coalesce((SELECT sum((e.value ->> 'explaining')::numeric) FROM jsonb_each(t.facts -> 'stores') AS e), 0)), 3)
+        - coalesce((SELECT sum((e.value ->> 'explaining')::numeric)
+          FROM jsonb_each(t.facts -> 'stores') AS e), 0)), 3)
         AS milliseconds
       FROM (
         SELECT s.stage, s.facts, s.ended - lag(s.ended) OVER (ORDER BY s.place) AS took
@@ -113,7 +123,8 @@ $$;
 CREATE FUNCTION ml_rag._explain(request ml_rag.request, retrieval ml_rag.retrieval, began timestamptz,
   tokens jsonb DEFAULT NULL) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the object that option explain adds to an answer; began: when the call did; tokens: of ml_rag._complete
+-- purpose: the object that option explain adds to an answer; began: when the call did; tokens: of
+-- ml_rag._complete
 -- What is told of rows comes from hits, which are rows that the caller sees.
 DECLARE
   _ended timestamptz := clock_timestamp();
@@ -131,7 +142,8 @@ BEGIN
       _explaining := coalesce(_explaining, 0) + (SELECT coalesce(sum((e.value ->> 'explaining')::numeric), 0)
                                                  FROM jsonb_each(_step.facts -> 'stores') AS e);
       _arms := _arms || jsonb_build_object(_step.facts ->> 'arm', (
-        SELECT coalesce(jsonb_object_agg(e.key, e.value - 'explaining'), '{}') FROM jsonb_each(_step.facts -> 'stores') AS e));
+        SELECT coalesce(jsonb_object_agg(e.key, e.value - 'explaining'), '{}')
+        FROM jsonb_each(_step.facts -> 'stores') AS e));
       _candidates := _candidates || jsonb_build_object(_step.facts ->> 'arm', _step.facts -> 'candidates');
     WHEN _step.stage = 'fuse' THEN
       _candidates := _candidates || jsonb_build_object('fused', _step.facts -> 'candidates');
@@ -153,7 +165,8 @@ BEGIN
       ml_rag._query_info(request.question, request.rewritten) || jsonb_strip_nulls(jsonb_build_object(
         'model_id', (request.rewritten).model_id,
         'tokens', CASE WHEN (request.rewritten).model_id IS NOT NULL THEN jsonb_build_object(
-          'prompt', (request.rewritten).prompt_tokens, 'generated', (request.rewritten).generated_tokens) END))) ELSE '{}' END
+          'prompt', (request.rewritten).prompt_tokens, 'generated',
+            (request.rewritten).generated_tokens) END))) ELSE '{}' END
     || jsonb_build_object(
     'stores', ml_rag._explain_stores(_options, retrieval.stores, _arms),
     'candidates', _candidates || jsonb_build_object('citations', cardinality(retrieval.hits)),

@@ -1,9 +1,11 @@
 -- generate: prompt to text.
 
-CREATE FUNCTION ml_rag._write(prompt text, options jsonb, hits ml_rag.hit[], prompt_options jsonb, rag jsonb DEFAULT NULL,
+CREATE FUNCTION ml_rag._write(prompt text, options jsonb, hits ml_rag.hit[], prompt_options jsonb,
+  rag jsonb DEFAULT NULL,
   row_stores text[] DEFAULT '{}') RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: what backend/answer.py writes to a prompt from the hits; rag: what it is to know of the call of ml_rag
+-- purpose: what backend/answer.py writes to a prompt from the hits; rag: what it is to know of the call of
+-- ml_rag
 -- row_stores: those whose metadata stand in the prompt by default
 DECLARE
   _options jsonb := ml_rag.parse_options('ml_generate', options);
@@ -16,12 +18,15 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the prompt is empty';
   END IF;
   SELECT jsonb_agg(jsonb_build_object('document_name', h.document_name, 'text', h.segment)
-    || CASE WHEN h.metadata IS NULL THEN '{}' ELSE jsonb_build_object('metadata', h.metadata) END ORDER BY h.place)
+    || CASE WHEN h.metadata IS NULL THEN '{}' ELSE jsonb_build_object('metadata', h.metadata) END
+      ORDER BY h.place)
   INTO _documents
   FROM (
-    SELECT coalesce(hits[i].document_name, hits[i].vector_store) AS document_name, hits[i].segment, i AS place,
+    SELECT coalesce(hits[i].document_name, hits[i].vector_store) AS document_name,
+      hits[i].segment, i AS place,
       -- null = nothing of it; of a load not what it notes for itself
-      CASE WHEN jsonb_typeof(hits[i].metadata) = 'object' AND coalesce(_wanted <> 'false', hits[i].vector_store = ANY (row_stores)) THEN (
+      CASE WHEN jsonb_typeof(hits[i].metadata) = 'object'
+        AND coalesce(_wanted <> 'false', hits[i].vector_store = ANY (row_stores)) THEN (
         SELECT jsonb_object_agg(m.key, m.value) FROM jsonb_each_text(hits[i].metadata) AS m
         WHERE m.value IS NOT NULL AND CASE jsonb_typeof(_wanted) WHEN 'array' THEN _wanted ? m.key
           ELSE m.key <> 'source' OR hits[i].metadata #> '{source,sha256}' IS NULL END) END AS metadata
@@ -31,8 +36,10 @@ BEGIN
     _documents := coalesce(_documents, '[]')
       || jsonb_build_array(jsonb_build_object('document_name', 'context', 'text', _options -> 'context'));
   END IF;
-  RETURN ml_rag._python('write', jsonb_build_array(jsonb_build_object('prompt', prompt, 'documents', _documents,
-    'options', jsonb_build_object('model_id', _model) || (_options - 'context'), 'prompt_options', _prompt_options - 'metadata',
+  RETURN ml_rag._python('write',
+    jsonb_build_array(jsonb_build_object('prompt', prompt, 'documents', _documents,
+    'options', jsonb_build_object('model_id', _model) || (_options - 'context'), 'prompt_options',
+    _prompt_options - 'metadata',
     'citations', cardinality(hits), 'rag', rag,
     'embed_model', CASE WHEN _model = 'extractive' THEN ml_rag._get_setting('embed_model_id') END)));
 END
@@ -50,10 +57,10 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.generate(text, jsonb, ml_rag.hit[], jsonb) IS
 $$generates text from a prompt and, where given, from hits (best first)
-options: those of ml_generate. prompt_options: {"system": text, "metadata": keys or boolean, "citation_style": "none" or
-"numbered", "order": "best_first" or "best_last"}, see ml_rag.option. The first hits are used, as many as fit the model's
-context; a warning is given if not all do. A marker such as [4] that refers to none of the hits used is
-removed from the text, unless options has a json_schema.
+options: those of ml_generate. prompt_options: {"system": text, "metadata": keys or boolean, "citation_style":
+"none" or "numbered", "order": "best_first" or "best_last"}, see ml_rag.option. The first hits are used, as
+many as fit the model's context; a warning is given if not all do. A marker such as [4] that refers to none of
+the hits used is removed from the text, unless options has a json_schema.
 Errors: as ml_generate.$$;
 
 CREATE FUNCTION @extschema@.ml_generate(prompt text, options jsonb DEFAULT NULL) RETURNS jsonb
@@ -72,5 +79,6 @@ $$;
 COMMENT ON FUNCTION @extschema@.ml_generate(text, jsonb) IS
 $$generates text: ml_generate('What is SQL?', '{"max_tokens": 100}') -> {"text": …, "error": null}
 Options with ranges and defaults: SELECT * FROM ml_rag.option WHERE routine = 'ml_generate'.
-Errors: 22023 empty prompt, bad option, unknown model, model of another task, prompt longer than the model's context;
-55000 model not available; 08006 model server; 53300 its queue is full; 57014 cancelled; 38000 the model failed.$$;
+Errors: 22023 empty prompt, bad option, unknown model, model of another task, prompt longer than the model's
+context; 55000 model not available; 08006 model server; 53300 its queue is full; 57014 cancelled; 38000 the
+model failed.$$;

@@ -1,33 +1,38 @@
 -- isolate: what keeps a store that a call does not name from failing the call or holding it up.
 --
--- Such a store is read in a block of its own and without a long wait for a lock. What goes wrong there leaves it out, with a
--- warning.
+-- Such a store is read in a block of its own and without a long wait for a lock. What goes wrong there leaves
+-- it out, with a warning.
 
 CREATE FUNCTION ml_rag._failure(store text, sqlstate text, message text, detail text, hint text) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the error of a store as ml_rag._raise and ml_rag._warn_of_failures take it
 BEGIN
-  RETURN jsonb_strip_nulls(jsonb_build_object('store', store, 'sqlstate', sqlstate, 'message', left(message, 500),
+  RETURN jsonb_strip_nulls(jsonb_build_object('store', store, 'sqlstate', sqlstate,
+    'message', left(message, 500),
     'detail', left(nullif(detail, ''), 500), 'hint', left(nullif(hint, ''), 500)));
 END
 $$;
 
 CREATE FUNCTION ml_rag._warn_of_failures(failures jsonb[]) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: say which stores were left out, and why. A failure may bring its own words: warning, skipped (the reason),
--- warning_detail, warning_hint. Of many the last ones are named together.
+-- purpose: say which stores were left out, and why. A failure may bring its own words: warning, skipped (the
+-- reason), warning_detail, warning_hint. Of many the last ones are named together.
 DECLARE
   _most CONSTANT integer := 20;
   _failure jsonb;
 BEGIN
   FOREACH _failure IN ARRAY coalesce(failures[1:_most], '{}') LOOP
     RAISE WARNING USING ERRCODE = '01000',
-      MESSAGE = coalesce(_failure ->> 'warning', format('"%s" cannot be searched; ignored', _failure ->> 'store')),
-      DETAIL = CASE WHEN _failure ? 'warning' THEN coalesce(_failure ->> 'warning_detail', _failure ->> 'skipped')
-                    ELSE concat(format('%s: %s.', _failure ->> 'sqlstate', rtrim(_failure ->> 'message', '.')),
+      MESSAGE = coalesce(_failure ->> 'warning',
+        format('"%s" cannot be searched; ignored', _failure ->> 'store')),
+      DETAIL = CASE WHEN _failure ? 'warning' THEN
+        coalesce(_failure ->> 'warning_detail', _failure ->> 'skipped')
+                    ELSE
+                      concat(format('%s: %s.', _failure ->> 'sqlstate', rtrim(_failure ->> 'message', '.')),
                       ' ' || (_failure ->> 'detail')) END,
       HINT = CASE WHEN _failure ? 'warning' THEN _failure ->> 'warning_hint'
-                  ELSE 'Leave it out with "exclude_vector_store". To get its error instead, name it with its schema in "vector_store".' END;
+                  ELSE 'Leave it out with "exclude_vector_store". To get its error instead, name it with its '
+                    'schema in "vector_store".' END;
   END LOOP;
   IF cardinality(failures) > _most THEN
     RAISE WARNING USING ERRCODE = '01000',

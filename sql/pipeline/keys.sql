@@ -1,11 +1,14 @@
--- keys: filters that a model chooses: the columns and metadata keys that it is shown, and the check of what it answers.
+-- keys: filters that a model chooses: the columns and metadata keys that it is shown, and the check of what
+-- it answers.
 --
--- What they mean is in the catalog: the comment of a column, and for keys of the metadata a JSON object behind FILTER_KEYS= in the
--- comment of that column. So it is dumped, renamed and dropped with the table, and only the owner can change it.
+-- What they mean is in the catalog: the comment of a column, and for keys of the metadata a JSON object
+-- behind FILTER_KEYS= in the comment of that column. So it is dumped, renamed and dropped with the table, and
+-- only the owner can change it.
 
 CREATE FUNCTION ml_rag._metadata_keys(relation regclass, "column" name, OUT before text, OUT keys jsonb)
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the described keys of a metadata column, {key: description}, and what else its comment says  Reads: the catalog
+-- purpose: the described keys of a metadata column, {key: description}, and what else its comment says 
+-- Reads: the catalog
 DECLARE
   _comment text := (SELECT col_description(relation, a.attnum) FROM pg_attribute AS a
                     WHERE a.attrelid = relation AND a.attname = "column" AND NOT a.attisdropped);
@@ -41,15 +44,18 @@ BEGIN
   IF FOUND THEN
     IF _column = ml_rag._default_column(store) THEN
       RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('column "%s" holds embeddings', _column),
-        HINT = 'Its comment makes the table a vector store. Describe another column, or a key of the metadata.';
+        HINT = 'Its comment makes the table a vector store. Describe another column, or a key of the '
+          'metadata.';
     END IF;
     _keys := to_jsonb(nullif(btrim(description), ''));
   ELSE
     SELECT a.attname INTO _column FROM pg_attribute AS a
-    WHERE a.attrelid = store AND a.attname = 'metadata' AND NOT a.attisdropped AND a.atttypid IN ('json'::regtype, 'jsonb'::regtype);
+    WHERE a.attrelid = store AND a.attname = 'metadata' AND NOT a.attisdropped
+      AND a.atttypid IN ('json'::regtype, 'jsonb'::regtype);
     IF NOT FOUND THEN
       RAISE EXCEPTION USING ERRCODE = '42703', MESSAGE = format('column "%s" does not exist', left(key, 200)),
-        DETAIL = format('%s has no column of that name, and no column "metadata" of type json or jsonb.', store),
+        DETAIL = format('%s has no column of that name, and no column "metadata" of type json or jsonb.',
+          store),
         HINT = 'Name a column, or a key of the metadata.';
     END IF;
     _described := ml_rag._metadata_keys(store, _column);
@@ -64,15 +70,17 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.describe_filter(regclass, text, text) IS
 $$says what a column or a key of the metadata means: ml_rag.describe_filter('shop.products', 'price', 'price in dollars')
-With "filters": true in query_options the model may choose conditions on what is described, beside numbers, booleans, dates, short
-texts, and keys that most rows have. null removes a description. For a
+With "filters": true in query_options the model may choose conditions on what is described, beside numbers,
+booleans, dates, short texts, and keys that most rows have. null removes a description. For a
 column it is COMMENT ON COLUMN; keys of the metadata are kept in the comment of that column. For the owner.
-Errors: 22023 empty or long key, long description, a column of embeddings; 42703 neither such a column nor metadata; 42501.$$;
+Errors: 22023 empty or long key, long description, a column of embeddings; 42703 neither such a column nor
+metadata; 42501.$$;
 
 CREATE FUNCTION ml_rag._common_keys(store ml_rag.store) RETURNS SETOF text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the keys that most rows have in their metadata, with values that are not objects, at most 20; of the first thousand rows.
--- A store that the call does not name, and that cannot be read, is left to the search, which says so
+-- purpose: the keys that most rows have in their metadata, with values that are not objects, at most 20; of
+-- the first thousand rows. A store that the call does not name, and that cannot be read, is left to the
+-- search, which says so
 -- Reads: the store, as the caller
 DECLARE
   _former_wait text;
@@ -83,7 +91,8 @@ BEGIN
   RETURN QUERY EXECUTE format($query$
     SELECT e.key FROM (SELECT to_jsonb(t.%I) AS metadata FROM %s AS t LIMIT 1000) AS m,
       jsonb_each(CASE jsonb_typeof(m.metadata) WHEN 'object' THEN m.metadata ELSE '{}' END) AS e
-    WHERE jsonb_typeof(e.value) IN ('string', 'number', 'boolean') AND length(e.key) <= 200 AND length(e.value::text) <= 100
+    WHERE jsonb_typeof(e.value) IN ('string', 'number', 'boolean') AND length(e.key) <= 200
+      AND length(e.value::text) <= 100
     GROUP BY e.key
     HAVING count(*) * 2 > (SELECT count(*) FROM (SELECT FROM %2$s AS t LIMIT 1000) AS n)
     ORDER BY e.key COLLATE "C" LIMIT 20$query$, store.metadata, ml_rag._rows_of(store));
@@ -98,10 +107,10 @@ $$;
 CREATE FUNCTION ml_rag._filter_keys(stores ml_rag.store[], wanted jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: what the model may filter by, [{key, kind, is_list, description, values}], at most 60
--- wanted: an array of keys, or true: what is described, numbers, booleans, dates, and texts that are short by the
--- statistics, but not the primary key or the store's own columns
--- values: at most 20, of a text that has few. pg_stats hides columns that the caller may not read, and all under
--- row-level security.
+-- wanted: an array of keys, or true: what is described, numbers, booleans, dates, and texts that are short by
+-- the statistics, but not the primary key or the store's own columns
+-- values: at most 20, of a text that has few. pg_stats hides columns that the caller may not read, and all
+-- under row-level security.
 -- Reads: the catalog, pg_stats; the stores, as the caller
 DECLARE
   _store ml_rag.store;
@@ -122,7 +131,8 @@ BEGIN
               WHERE s.schemaname = n.nspname AND s.tablename = c.relname AND s.attname = a.attname
                 -- negative: a share of the rows
                 AND NOT s.inherited AND (k.is_list
-                  OR CASE WHEN s.n_distinct < 0 THEN -s.n_distinct * c.reltuples ELSE s.n_distinct END BETWEEN 1 AND 100)
+                  OR CASE WHEN s.n_distinct < 0 THEN -s.n_distinct * c.reltuples
+                    ELSE s.n_distinct END BETWEEN 1 AND 100)
             ))) WITH ORDINALITY AS v (value, place)
           WHERE length(v.value) <= 60 AND v.place <= 20) END)) ORDER BY a.attnum), '[]')
       FROM pg_class AS c
@@ -140,7 +150,8 @@ BEGIN
           SELECT l.oid FROM pg_type AS l WHERE l.oid = t.typelem AND l.typarray = t.oid), t.oid)
         WHERE t.oid = ml_rag._base_type(a.atttypid)) AS k
       WHERE c.oid = _store.relation AND a.attnum > 0 AND NOT a.attisdropped AND k.kind IS NOT NULL
-        AND a.attname <> ALL (array_remove(ARRAY[_store.segment_embedding, _store.segment, _store.metadata], NULL))
+        AND a.attname <> ALL (array_remove(ARRAY[_store.segment_embedding, _store.segment, _store.metadata],
+          NULL))
         AND has_column_privilege(c.oid, a.attnum, 'SELECT')
         AND NOT _found @> jsonb_build_array(jsonb_build_object('key', a.attname))
         AND (wanted ? a.attname::text OR wanted = 'true' AND (k.description IS NOT NULL
@@ -161,7 +172,8 @@ BEGIN
         'description', left(_described ->> k.key, 1000))) ORDER BY k.key COLLATE "C")
       FROM (SELECT jsonb_object_keys(_described) WHERE wanted = 'true'
             UNION SELECT c FROM ml_rag._common_keys(_store) AS c WHERE wanted = 'true'
-            UNION SELECT jsonb_array_elements_text(CASE WHEN wanted = 'true' THEN '[]' ELSE wanted END)) AS k (key)
+            UNION SELECT jsonb_array_elements_text(CASE WHEN wanted = 'true' THEN '[]'
+              ELSE wanted END)) AS k (key)
       WHERE NOT _found @> jsonb_build_array(jsonb_build_object('key', k.key))
         AND NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = _store.relation AND a.attname = k.key
                         AND NOT a.attisdropped)), '[]');
@@ -170,48 +182,57 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._check_condition(stores ml_rag.store[], keys jsonb, condition jsonb, filters jsonb) RETURNS text
+CREATE FUNCTION ml_rag._check_condition(stores ml_rag.store[], keys jsonb, condition jsonb,
+  filters jsonb) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
 -- that a store lacks a key is told when the filter is used
 SET client_min_messages = 'error'
 AS $$
--- purpose: why a condition that a model has chosen is not used; null = it is. It goes through the code of the caller's filters,
--- together with these (filters)
+-- purpose: why a condition that a model has chosen is not used; null = it is. It goes through the code of the
+-- caller's filters, together with these (filters)
 -- Reads: the catalog
 DECLARE
   _unknown text;
   _used text[];
 BEGIN
   _used := ARRAY(SELECT DISTINCT n.term ->> 'key'
-    FROM jsonb_path_query(ml_rag._filter_tree(condition), 'strict $.** ? (@.type() == "object" && exists (@.operator))') AS n (term)
+    FROM jsonb_path_query(ml_rag._filter_tree(condition), 'strict $.** ? (@.type() == "object" && exists '
+      '(@.operator))') AS n (term)
     ORDER BY 1);
   IF cardinality(_used) = 0 THEN
     RETURN 'It has no condition.';
   END IF;
-  SELECT u INTO _unknown FROM unnest(_used) AS u WHERE NOT keys @> jsonb_build_array(jsonb_build_object('key', u)) LIMIT 1;
+  SELECT u INTO _unknown FROM unnest(_used) AS u
+  WHERE NOT keys @> jsonb_build_array(jsonb_build_object('key', u)) LIMIT 1;
   IF FOUND THEN
     RETURN 'Its key is not one that the model was shown.';
   END IF;
   PERFORM ml_rag.condition(s.*, filters, '{}') FROM unnest(stores) AS s;
   RETURN NULL;
-EXCEPTION WHEN invalid_parameter_value OR data_exception OR program_limit_exceeded OR statement_too_complex THEN
+EXCEPTION WHEN invalid_parameter_value OR data_exception OR program_limit_exceeded
+  OR statement_too_complex THEN
   RETURN format('It is not valid (%s).', SQLERRM);
 END
 $$;
 
 CREATE FUNCTION ml_rag._join_filters(callers jsonb, chosen jsonb) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: the caller's filters and what a model has chosen, joined by AND; the caller's are no level deeper than they were
+-- purpose: the caller's filters and what a model has chosen, joined by AND; the caller's are no level deeper
+-- than they were
 BEGIN
-  RETURN CASE WHEN chosen IS NULL THEN callers WHEN callers IS NULL THEN jsonb_build_object('and', jsonb_build_array(chosen))
-    ELSE callers || jsonb_build_object('and', coalesce(callers -> 'and', '[]') || jsonb_build_array(chosen)) END;
+  RETURN CASE WHEN chosen IS NULL THEN callers WHEN callers IS NULL THEN
+    jsonb_build_object('and', jsonb_build_array(chosen))
+    ELSE callers || jsonb_build_object('and', coalesce(callers -> 'and', '[]')
+      || jsonb_build_array(chosen)) END;
 END
 $$;
 
-CREATE FUNCTION ml_rag._checked_filters(stores ml_rag.store[], keys jsonb, filters jsonb, callers jsonb) RETURNS jsonb
+CREATE FUNCTION ml_rag._checked_filters(stores ml_rag.store[], keys jsonb, filters jsonb,
+  callers jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: what a model has chosen, an array of conditions that all must hold, without those that do not check, and of at most
--- 50; null = nothing is left. callers: the filters of the call. What is dropped is warned of, without the model's words
+-- purpose: what a model has chosen, an array of conditions that all must hold, without those that do not
+-- check, and of at most 50; null = nothing is left. callers: the filters of the call. What is dropped is
+-- warned of, without the model's words
 DECLARE
   _condition jsonb;
   _why text;
@@ -238,8 +259,10 @@ BEGIN
   END IF;
   IF cardinality(_reasons) > 0 THEN
     RAISE WARNING USING ERRCODE = '01000',
-      MESSAGE = format('%s of %s conditions that the model has chosen are not used', cardinality(_reasons), jsonb_array_length(filters)),
-      DETAIL = (SELECT string_agg(r, ' ') FROM (SELECT DISTINCT left(r, 300) FROM unnest(_reasons) AS r ORDER BY 1 LIMIT 5) AS s (r)),
+      MESSAGE = format('%s of %s conditions that the model has chosen are not used', cardinality(_reasons),
+        jsonb_array_length(filters)),
+      DETAIL = (SELECT string_agg(r, ' ')
+        FROM (SELECT DISTINCT left(r, 300) FROM unnest(_reasons) AS r ORDER BY 1 LIMIT 5) AS s (r)),
       HINT = 'Describe the columns with ml_rag.describe_filter, or choose a more capable model.';
   END IF;
   RETURN CASE jsonb_array_length(_good) WHEN 0 THEN NULL ELSE jsonb_build_object('and', _good) END;

@@ -1,11 +1,13 @@
--- levels: options of ml_rag by name and for everybody: what a call does not say is taken from a preset and from settings.
+-- levels: options of ml_rag by name and for everybody: what a call does not say is taken from a preset and
+-- from settings.
 
 CREATE TABLE ml_rag_internal.preset (
   name        text COLLATE "C" PRIMARY KEY CHECK (length(name) BETWEEN 1 AND 100),
   options     jsonb NOT NULL CHECK (jsonb_typeof(options) = 'object'),
   description text
 );
-COMMENT ON TABLE ml_rag_internal.preset IS 'the presets of this database; ml_rag.create_preset and ml_rag.drop_preset change them';
+COMMENT ON TABLE ml_rag_internal.preset IS 'the presets of this database; ml_rag.create_preset and '
+  'ml_rag.drop_preset change them';
 SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.preset', '');
 
 CREATE VIEW ml_rag.preset AS SELECT p.name, p.options, p.description FROM ml_rag_internal.preset AS p;
@@ -17,7 +19,8 @@ CREATE FUNCTION ml_rag._fits_arms(hybrid_options jsonb) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: whether hybrid_options say no more than how arms are fused, which can stand beside option arms
 BEGIN
-  RETURN jsonb_typeof(hybrid_options) IS DISTINCT FROM 'object' OR jsonb_strip_nulls(hybrid_options) - '{fusion,rrf_k}'::text[] = '{}';
+  RETURN jsonb_typeof(hybrid_options) IS DISTINCT FROM 'object'
+    OR jsonb_strip_nulls(hybrid_options) - '{fusion,rrf_k}'::text[] = '{}';
 END
 $$;
 
@@ -31,7 +34,8 @@ DECLARE
 BEGIN
   -- two ways to say what is searched, which exclude each other
   IF higher ? 'arms' THEN
-    lower := lower - _arms - CASE WHEN ml_rag._fits_arms(lower -> 'hybrid_options') THEN '' ELSE 'hybrid_options' END;
+    lower := lower - _arms - CASE WHEN ml_rag._fits_arms(lower -> 'hybrid_options') THEN ''
+      ELSE 'hybrid_options' END;
   ELSIF higher ?| _arms OR NOT ml_rag._fits_arms(higher -> 'hybrid_options') THEN
     lower := lower - 'arms';
   END IF;
@@ -58,7 +62,8 @@ BEGIN
   END;
   IF jsonb_typeof(_options) IS DISTINCT FROM 'object' OR _options ? 'preset' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('invalid value of setting %s', name),
-      DETAIL = CASE WHEN _options ? 'preset' THEN 'It names a preset, which only a call may do.' ELSE 'It is not a JSON object.' END,
+      DETAIL = CASE WHEN _options ? 'preset' THEN 'It names a preset, which only a call may do.'
+        ELSE 'It is not a JSON object.' END,
       HINT = 'It holds options of ml_rag, such as {"keyword_search": true}.';
   END IF;
   RETURN _options;
@@ -67,7 +72,8 @@ $$;
 
 CREATE FUNCTION ml_rag._levels(options jsonb) RETURNS TABLE (level text, given jsonb)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 3 AS $$
--- purpose: what is laid under the options of a call, lowest first: the database's, the role's or session's, a preset's
+-- purpose: what is laid under the options of a call, lowest first: the database's, the role's or session's, a
+-- preset's
 -- Reads: ml_rag.setting_value, ml_rag.preset
 DECLARE
   _session text := nullif(current_setting('ml_rag.options', true), '');
@@ -96,7 +102,8 @@ $$;
 
 CREATE FUNCTION ml_rag._layered(options jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the options of a call laid over the levels below; as they are if there are none. Done twice it changes nothing
+-- purpose: the options of a call laid over the levels below; as they are if there are none. Done twice it
+-- changes nothing
 -- Reads: ml_rag.setting_value
 DECLARE
   _laid jsonb := '{}';

@@ -3,10 +3,10 @@
 CREATE FUNCTION ml_rag._join_segments(a text, b text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE STRICT SET search_path FROM CURRENT AS $$
 -- purpose: two consecutive segments as one text, what the end of a and the start of b share written once
--- A table that goes on in b has its header there again, which is left out. The shared run must consist of whole words:
--- "… cat" and "table" share a letter and no text. Candidates are the places in a where the first word of b (at most 32
--- characters of it) stands, longest run first. Scripts that are written without blanks (beyond U+2E7F) have no words to
--- keep whole, so there the first character will do.
+-- A table that goes on in b has its header there again, which is left out. The shared run must consist of
+-- whole words: "… cat" and "table" share a letter and no text. Candidates are the places in a where the first
+-- word of b (at most 32 characters of it) stands, longest run first. Scripts that are written without blanks
+-- (beyond U+2E7F) have no words to keep whole, so there the first character will do.
 DECLARE
   _a text := rtrim(a, E' \t\r\n');
   _b text := ltrim(b, E' \t\r\n');
@@ -14,7 +14,8 @@ DECLARE
                       ELSE left(substring(_b FROM '^[[:alnum:]]+|^.'), 32) END;
   -- neighbours share less; in long texts of one word every place would be a candidate
   _most integer := least(length(_b), 4000);
-  -- with a character before and behind what may be shared; characters of a long text are found by counting them
+  -- with a character before and behind what may be shared; characters of a long text are found by counting
+  -- them
   _tail text := right(_a, _most + 1);
   _head text := left(_b, _most + 1);
   _place integer;   -- in _tail, 1-based
@@ -31,7 +32,8 @@ BEGIN
     _offset := _offset + _place;
     _shared := substr(_tail, _offset);
     IF starts_with(_head, _shared) AND _shared <> '|'
-      AND (_offset = 1 OR substr(_tail, _offset - 1, 2) !~ '^[[:alnum:]]{2}$' OR _shared ~ '^[^\x01-\u2e7f]{2}')
+      AND (_offset = 1 OR substr(_tail, _offset - 1, 2) !~ '^[[:alnum:]]{2}$'
+        OR _shared ~ '^[^\x01-\u2e7f]{2}')
       AND (length(_head) = length(_shared) OR substr(_head, length(_shared), 2) !~ '^[[:alnum:]]{2}$'
            OR _shared ~ '[^\x01-\u2e7f]{2}$')
     THEN

@@ -1,13 +1,17 @@
--- nodes: the node groups of a store, search in one of them, and the similarity of sentences that one keeps; nodes/ makes and fills them.
+-- nodes: the node groups of a store, search in one of them, and the similarity of sentences that one keeps;
+-- nodes/ makes and fills them.
 --
--- A node group is a table of texts that were made of a store's: each row has the key of the segment that it came from, as a
--- foreign key. Its comment says what it is, so that it is dumped, renamed and dropped with it; that column node_embedding has
--- no marker keeps it from being a store. Row 0 of a key says what its nodes were made of, and what went wrong.
+-- A node group is a table of texts that were made of a store's: each row has the key of the segment that it
+-- came from, as a foreign key. Its comment says what it is, so that it is dumped, renamed and dropped with
+-- it; that column node_embedding has no marker keeps it from being a store. Row 0 of a key says what its
+-- nodes were made of, and what went wrong.
 
 CREATE TYPE ml_rag._node_group AS (
   relation  regclass,
   name      text,
-  options   jsonb,   -- of ml_rag.create_node_group, with "document": the column that tells documents apart, where nodes are of those
+  -- of ml_rag.create_node_group, with "document": the column that tells documents apart, where nodes are of
+  -- those
+  options   jsonb,
   key       name[],  -- the columns of the store's key: here, and in the store
   store_key name[]
 );
@@ -15,19 +19,23 @@ CREATE TYPE ml_rag._node_group AS (
 CREATE FUNCTION ml_rag._node_groups(store oid) RETURNS SETOF ml_rag._node_group
 LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 2 AS $$
 -- purpose: the node groups of a store, in the order in which they were made
--- A table of another owner than the store's is none: whoever reads the store trusts that one. Nor is one whose comment is no
--- object, or longer than one that ml_rag has written: anybody may write a comment of 1 GB.  Reads: the catalog
+-- A table of another owner than the store's is none: whoever reads the store trusts that one. Nor is one
+-- whose comment is no object, or longer than one that ml_rag has written: anybody may write a comment of 1
+-- GB.  Reads: the catalog
 DECLARE
   _one record;
   _options jsonb;
 BEGIN
   FOR _one IN
     SELECT c.conrelid, c.conkey, c.confkey,
-      substr(left(obj_description(c.conrelid, 'pg_class'), 100001), 1 + length('ML_RAG_NODE_GROUP=')) AS options
+      substr(left(obj_description(c.conrelid, 'pg_class'), 100001),
+        1 + length('ML_RAG_NODE_GROUP=')) AS options
     FROM pg_depend AS d
-    JOIN pg_constraint AS c ON c.oid = d.objid AND c.contype = 'f' AND c.confrelid = _node_groups.store AND c.conparentid = 0
+    JOIN pg_constraint AS c ON c.oid = d.objid AND c.contype = 'f' AND c.confrelid = _node_groups.store
+      AND c.conparentid = 0
     JOIN pg_class AS t ON t.oid = c.conrelid AND t.relkind = 'r'
-    WHERE d.classid = 'pg_constraint'::regclass AND d.refclassid = 'pg_class'::regclass AND d.refobjid = _node_groups.store
+    WHERE d.classid = 'pg_constraint'::regclass AND d.refclassid = 'pg_class'::regclass
+      AND d.refobjid = _node_groups.store
       AND t.relowner = (SELECT s.relowner FROM pg_class AS s WHERE s.oid = _node_groups.store)
       AND starts_with(left(obj_description(c.conrelid, 'pg_class'), 18), 'ML_RAG_NODE_GROUP=')
     GROUP BY c.oid, c.conrelid, c.conkey, c.confkey ORDER BY c.conrelid
@@ -42,24 +50,27 @@ BEGIN
       ARRAY(SELECT a.attname FROM unnest(_one.conkey) WITH ORDINALITY AS k (attnum, place)
             JOIN pg_attribute AS a ON a.attrelid = _one.conrelid AND a.attnum = k.attnum ORDER BY k.place),
       ARRAY(SELECT a.attname FROM unnest(_one.confkey) WITH ORDINALITY AS k (attnum, place)
-            JOIN pg_attribute AS a ON a.attrelid = _node_groups.store AND a.attnum = k.attnum ORDER BY k.place);
+            JOIN pg_attribute AS a ON a.attrelid = _node_groups.store AND a.attnum = k.attnum
+            ORDER BY k.place);
   END LOOP;
 END
 $$;
 
 CREATE FUNCTION ml_rag._node_tables(store oid) RETURNS oid[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: a store and its node groups, each with its parts: what is read where one of these is searched or filled
+-- purpose: a store and its node groups, each with its parts: what is read where one of these is searched or
+-- filled
 -- Reads: the catalog
 BEGIN
-  RETURN ml_rag._parts(store) || ARRAY(SELECT unnest(ml_rag._parts(g.relation)) FROM ml_rag._node_groups(store) AS g);
+  RETURN ml_rag._parts(store) || ARRAY(SELECT unnest(ml_rag._parts(g.relation))
+    FROM ml_rag._node_groups(store) AS g);
 END
 $$;
 
 CREATE FUNCTION ml_rag._nodes(store ml_rag.store, arm ml_rag.arm) RETURNS ml_rag.store
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the node group that an arm searches, in the form of a store; null where the store has none that the arm can search:
--- none of the name, without embeddings, or one that the caller may not read
+-- purpose: the node group that an arm searches, in the form of a store; null where the store has none that
+-- the arm can search: none of the name, without embeddings, or one that the caller may not read
 -- Reads: the catalog
 DECLARE
   _group ml_rag._node_group;
@@ -67,7 +78,8 @@ BEGIN
   SELECT g.* INTO _group FROM ml_rag._node_groups(store.relation) AS g WHERE g.name = arm.node_group;
   IF NOT FOUND OR NOT has_table_privilege(_group.relation, 'SELECT')
     OR store.found = 'trusted' AND NOT ml_rag._are_trusted(ml_rag._parts(_group.relation))
-    OR (arm.search = 'semantic' OR arm.form LIKE 'vector%') AND _group.options ->> 'embed_model_id' IS NULL THEN
+    OR (arm.search = 'semantic' OR arm.form LIKE 'vector%')
+    AND _group.options ->> 'embed_model_id' IS NULL THEN
     RETURN NULL;
   END IF;
   store.embed_model_id := _group.options ->> 'embed_model_id';
@@ -82,9 +94,11 @@ BEGIN
   store.segment_number_type := 'integer';
   SELECT format_type(a.atttypid, NULL) INTO store.document_id_type
   FROM pg_attribute AS a WHERE a.attrelid = _group.relation AND a.attname = _group.key[1];
-  SELECT nullif(a.atttypmod, -1), CASE a.atttypid WHEN '@vector@.vector'::regtype THEN 'vector' ELSE 'halfvec' END
+  SELECT nullif(a.atttypmod, -1), CASE a.atttypid WHEN '@vector@.vector'::regtype THEN 'vector'
+    ELSE 'halfvec' END
   INTO store.dimensions, store.embedding_type
-  FROM pg_attribute AS a WHERE a.attrelid = _group.relation AND a.attname = 'node_embedding' AND NOT a.attisdropped;
+  FROM pg_attribute AS a WHERE a.attrelid = _group.relation AND a.attname = 'node_embedding'
+    AND NOT a.attisdropped;
   store.is_table := true;
   RETURN store;
 END
@@ -102,23 +116,27 @@ $$;
 CREATE FUNCTION ml_rag._node_filter(store ml_rag.store, node_group ml_rag._node_group, INOUT condition text,
   INOUT row_keys tid[])
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
--- purpose: a filter of a store as one of the nodes of its segments: of a document's nodes, where one of its segments passes
+-- purpose: a filter of a store as one of the nodes of its segments: of a document's nodes, where one of its
+-- segments passes
 -- Reads: the store and the node group, as the caller
 DECLARE
   _store text := ml_rag._relation_name(store.relation);
   _key text := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place) FROM unnest(node_group.store_key)
     WITH ORDINALITY AS u (k, place));
-  _own text := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place) FROM unnest(node_group.key) WITH ORDINALITY AS u (k, place));
+  _own text := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place)
+    FROM unnest(node_group.key) WITH ORDINALITY AS u (k, place));
   _document text := node_group.options ->> 'document';
   _before text := concat('SELECT ', _key, ' FROM ', _store, ' AS t WHERE ',
-    CASE WHEN _document IS NOT NULL THEN format('t.%I IN (SELECT t.%1$I FROM ', _document) || _store || ' AS t WHERE ' END);
+    CASE WHEN _document IS NOT NULL THEN format('t.%I IN (SELECT t.%1$I FROM ', _document) || _store
+      || ' AS t WHERE ' END);
   _after text := CASE WHEN _document IS NULL THEN '' ELSE ')' END;
 BEGIN
   IF condition = '' THEN
     RETURN;
   END IF;
   IF row_keys IS NOT NULL THEN
-    EXECUTE concat('SELECT coalesce(array_agg(t.ctid), ''{}'') FROM ', ml_rag._relation_name(node_group.relation),
+    EXECUTE concat('SELECT coalesce(array_agg(t.ctid), ''{}'') FROM ',
+      ml_rag._relation_name(node_group.relation),
       ' AS t WHERE t.node_number > 0 AND (', _own, ') IN (', _before, 't.ctid = ANY ($1)', _after, ')')
     INTO row_keys USING row_keys;
   END IF;
@@ -126,10 +144,12 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._known_cosines(request ml_rag.request, stores ml_rag.store[], hits ml_rag.hit[]) RETURNS jsonb
+CREATE FUNCTION ml_rag._known_cosines(request ml_rag.request, stores ml_rag.store[],
+  hits ml_rag.hit[]) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: {"vector": of the question, "cosines": {sentence: its cosine}} of the sentences of the hits that node groups keep with
--- vectors of the first store's model; null = there are none, or the search has no vector of the question itself
+-- purpose: {"vector": of the question, "cosines": {sentence: its cosine}} of the sentences of the hits that
+-- node groups keep with vectors of the first store's model; null = there are none, or the search has no
+-- vector of the question itself
 -- Reads: the stores and node groups, as the caller
 DECLARE
   _question @vector@.vector := request.query_embedding;
@@ -139,7 +159,8 @@ DECLARE
 BEGIN
   -- without such an arm the vector may be that of another text
   IF _question IS NULL OR (request.rewritten).asked IS NOT NULL OR NOT EXISTS (
-    SELECT FROM unnest(request.arms) AS a WHERE a.search = 'semantic' AND a.query IS NULL AND a.query_embedding IS NULL) THEN
+    SELECT FROM unnest(request.arms) AS a WHERE a.search = 'semantic' AND a.query IS NULL
+      AND a.query_embedding IS NULL) THEN
     RETURN NULL;
   END IF;
   FOR _one IN
@@ -147,14 +168,17 @@ BEGIN
     FROM (SELECT h.vector_store, array_agg(h.document_key ORDER BY h.place) AS documents,
             array_agg(coalesce(h.first_segment, h.segment_number) ORDER BY h.place) AS first,
             array_agg(coalesce(h.last_segment, h.segment_number) ORDER BY h.place) AS last
-          FROM (SELECT h.*, row_number() OVER () AS place FROM unnest(hits) AS h) AS h GROUP BY h.vector_store) AS h
-    JOIN unnest(stores) AS s ON s.vector_store = h.vector_store AND s.embed_model_id = stores[1].embed_model_id
+          FROM (SELECT h.*, row_number() OVER () AS place FROM unnest(hits) AS h) AS h
+          GROUP BY h.vector_store) AS h
+    JOIN unnest(stores) AS s ON s.vector_store = h.vector_store
+      AND s.embed_model_id = stores[1].embed_model_id
       AND s.segment_number IS NOT NULL AND coalesce(s.document_id, s.document_name) IS NOT NULL
     CROSS JOIN LATERAL (
       SELECT g.* FROM ml_rag._node_groups(s.relation) AS g
       JOIN pg_attribute AS a ON a.attrelid = g.relation AND a.attname = 'node_embedding'
         AND a.atttypmod = @vector@.vector_dims(_question)
-      WHERE g.options @> '{"transform": "sentence", "parent": "segment"}' AND g.options ->> 'embed_model_id' = s.embed_model_id
+      WHERE g.options @> '{"transform": "sentence", "parent": "segment"}'
+        AND g.options ->> 'embed_model_id' = s.embed_model_id
         AND has_table_privilege(g.relation, 'SELECT')
       LIMIT 1) AS g
   LOOP
@@ -176,6 +200,7 @@ BEGIN
     INTO _found USING _question, _one.documents, _one.first, _one.last;
     _cosines := _cosines || coalesce(_found, '{}');
   END LOOP;
-  RETURN CASE WHEN _cosines <> '{}' THEN jsonb_build_object('vector', _question::text::jsonb, 'cosines', _cosines) END;
+  RETURN CASE WHEN _cosines <> '{}' THEN
+    jsonb_build_object('vector', _question::text::jsonb, 'cosines', _cosines) END;
 END
 $$;

@@ -1,18 +1,20 @@
--- quantization: indexes of smaller vectors than the column holds, halves or one bit a number, and what a search asks of an index.
+-- quantization: indexes of smaller vectors than the column holds, halves or one bit a number, and what a
+-- search asks of an index.
 
 CREATE FUNCTION ml_rag._quantized(embedding text, dimensions integer, quantization text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the smaller vector of an embedding, an SQL expression; quantization: halfvec or binary
 BEGIN
-  RETURN format(CASE quantization WHEN 'halfvec' THEN '%1$s::@vector@.halfvec(%2$s)' ELSE '@vector@.binary_quantize(%1$s)::bit(%2$s)' END,
+  RETURN format(CASE quantization WHEN 'halfvec' THEN '%1$s::@vector@.halfvec(%2$s)'
+    ELSE '@vector@.binary_quantize(%1$s)::bit(%2$s)' END,
     embedding, dimensions);
 END
 $$;
 
 CREATE FUNCTION ml_rag._quantization(store ml_rag.store, distance_metric text) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: halfvec or binary where only an index of such vectors serves that metric; else null, and with shards, which have
--- indexes of their own
+-- purpose: halfvec or binary where only an index of such vectors serves that metric; else null, and with
+-- shards, which have indexes of their own
 -- The order by signs is about that by angle: binary serves the metrics of similarity, not those of length.
 -- Reads: the catalog, ml_rag.metric
 DECLARE
@@ -25,7 +27,8 @@ BEGIN
   SELECT q.name, format('%s_%s_ops', store.embedding_type, m.operator_class) INTO _quantization, _class
   FROM ml_rag.metric AS m
   CROSS JOIN unnest(ARRAY['halfvec', 'binary']) AS q (name)
-  JOIN pg_index AS x ON x.indrelid = store.relation AND x.indkey[0] = 0 AND x.indnatts = 1 AND x.indisvalid AND x.indpred IS NULL
+  JOIN pg_index AS x ON x.indrelid = store.relation AND x.indkey[0] = 0 AND x.indnatts = 1 AND x.indisvalid
+    AND x.indpred IS NULL
   JOIN pg_class AS i ON i.oid = x.indexrelid
   JOIN pg_am AS a ON a.oid = i.relam AND a.amname IN ('hnsw', 'ivfflat')
   JOIN pg_opclass AS o ON o.oid = x.indclass[0]
@@ -38,9 +41,11 @@ BEGIN
   ORDER BY q.name DESC LIMIT 1;
   RETURN CASE WHEN NOT EXISTS (
     SELECT FROM pg_index AS x
-    JOIN pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = x.indkey[0] AND a.attname = store.segment_embedding
+    JOIN pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = x.indkey[0]
+      AND a.attname = store.segment_embedding
     JOIN pg_opclass AS o ON o.oid = x.indclass[0]
-    WHERE x.indrelid = store.relation AND x.indisvalid AND x.indpred IS NULL AND o.opcname = _class) THEN _quantization END;
+    WHERE x.indrelid = store.relation AND x.indisvalid AND x.indpred IS NULL AND o.opcname = _class) THEN
+      _quantization END;
 END
 $$;
 

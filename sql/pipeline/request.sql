@@ -21,15 +21,19 @@ BEGIN
     END IF;
     _arm := ml_rag.parse_options('arm', _given);
     IF NOT _arm -> 'query' <@ '["question", "hypothetical_document", "synonyms", "sub_questions"]' THEN
-      IF jsonb_typeof(_arm -> 'query') <> 'object' OR jsonb_typeof(_arm #> '{query,text}') IS DISTINCT FROM 'string'
-        OR _arm -> 'query' <> jsonb_build_object('text', _arm #> '{query,text}') OR _arm #>> '{query,text}' !~ '[^[:space:]]' THEN
-        PERFORM ml_rag._bad_option('query', _arm -> 'query', '"question", "hypothetical_document", "synonyms", '
+      IF jsonb_typeof(_arm -> 'query') <> 'object'
+          OR jsonb_typeof(_arm #> '{query,text}') IS DISTINCT FROM 'string'
+        OR _arm -> 'query' <> jsonb_build_object('text', _arm #> '{query,text}')
+        OR _arm #>> '{query,text}' !~ '[^[:space:]]' THEN
+        PERFORM ml_rag._bad_option('query', _arm -> 'query', '"question", "hypothetical_document", '
+          '"synonyms", '
           '"sub_questions", or {"text": "…"} with a text that is not blank');
       END IF;
     END IF;
     PERFORM ml_rag._bad_option(o.key, o.value, format('none in a %s arm', _arm ->> 'search'),
         format('Such an arm takes %s, and what every arm takes.',
-          (SELECT string_agg(format('"%s"', n), ', ') FROM unnest(ml_rag._arm_options(_arm ->> 'search')) AS n)))
+          (SELECT string_agg(format('"%s"', n), ', ')
+            FROM unnest(ml_rag._arm_options(_arm ->> 'search')) AS n)))
       FROM jsonb_each(_arm) AS o
       WHERE o.key = ANY (ml_rag._arm_options(NULL)) AND o.key <> ALL (ml_rag._arm_options(_arm ->> 'search'));
     IF _arm ->> 'search' = 'function' THEN
@@ -37,13 +41,16 @@ BEGIN
       _descending := coalesce((_arm -> 'descending')::boolean, true);
       _limit := CASE WHEN _descending THEN 'max_distance' ELSE 'min_score' END;
       IF _arm ? _limit THEN
-        PERFORM ml_rag._bad_option(_limit, _arm -> _limit, format('none where "descending" is %s', _descending),
+        PERFORM ml_rag._bad_option(_limit, _arm -> _limit,
+          format('none where "descending" is %s', _descending),
           format('Use "%s".', CASE WHEN _descending THEN 'min_score' ELSE 'max_distance' END));
       ELSIF _arm ? 'query_embedding' AND _found.form NOT LIKE 'vector%' THEN
-        PERFORM ml_rag._bad_option('query_embedding', _arm -> 'query_embedding', 'none in an arm whose function takes texts');
+        PERFORM ml_rag._bad_option('query_embedding', _arm -> 'query_embedding',
+          'none in an arm whose function takes texts');
       END IF;
       -- the function as it is written into a statement
-      _arm := _arm || jsonb_build_object('function', _found.name, 'form', _found.form, 'descending', _descending);
+      _arm := _arm || jsonb_build_object('function', _found.name, 'form', _found.form,
+        'descending', _descending);
     ELSIF _arm ->> 'search' = 'keyword' AND (_arm ->> 'min_score')::numeric < 0 THEN
       PERFORM ml_rag._bad_option('min_score', _arm -> 'min_score', 'a number from 0 in a keyword arm');
     END IF;
@@ -54,9 +61,11 @@ BEGIN
       PERFORM ml_rag._bad_option('alone', _arm -> 'alone', 'none unless "query" is "hypothetical_document"');
     END IF;
     PERFORM ml_rag._vector(_arm -> 'query_embedding') WHERE _arm ? 'query_embedding';
-    _parsed := _parsed || jsonb_build_array(_arm || jsonb_build_object('is_auto', coalesce(lower(_given ->> 'weight') = 'auto', false)));
+    _parsed := _parsed || jsonb_build_array(_arm
+      || jsonb_build_object('is_auto', coalesce(lower(_given ->> 'weight') = 'auto', false)));
   END LOOP;
-  IF jsonb_path_exists(_parsed, 'lax $[*] ? (@.is_auto == true)') AND jsonb_path_exists(_parsed, 'lax $[*].weight') THEN
+  IF jsonb_path_exists(_parsed, 'lax $[*] ? (@.is_auto == true)')
+      AND jsonb_path_exists(_parsed, 'lax $[*].weight') THEN
     PERFORM ml_rag._bad_option('weight', '"auto"', '"auto" for all arms, or numbers');
   ELSIF NOT jsonb_path_exists(_parsed, 'lax $[*] ? (!exists (@.weight) || @.weight > 0)') THEN
     PERFORM ml_rag._bad_option('weight', '0', 'more than 0 for at least one arm');
@@ -72,7 +81,8 @@ DECLARE
   _parsed jsonb := ml_rag.parse_options('prompt', options);
 BEGIN
   IF coalesce(jsonb_typeof(_parsed -> 'metadata') NOT IN ('array', 'boolean')
-    OR jsonb_path_exists(_parsed -> 'metadata', 'strict $ ? (@.type() == "array")[*] ? (@.type() != "string")'), false) THEN
+    OR jsonb_path_exists(_parsed -> 'metadata',
+      'strict $ ? (@.type() == "array")[*] ? (@.type() != "string")'), false) THEN
     PERFORM ml_rag._bad_option('metadata', _parsed -> 'metadata', 'an array of keys, true or false');
   END IF;
   RETURN _parsed;
@@ -81,11 +91,13 @@ $$;
 
 CREATE FUNCTION ml_rag._check_rag_options(options jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the options of ml_rag, and the objects inside that have options of their own, checked and with their defaults
+-- purpose: the options of ml_rag, and the objects inside that have options of their own, checked and with
+-- their defaults
 DECLARE
   _parsed jsonb := ml_rag.parse_options('ml_rag', $1);
   _object text;
-  _fields CONSTANT text[] := '{document_id,segment_number,vector_store,metadata,score,keyword_score,rerank_score,rank,'
+  _fields CONSTANT text[] :=
+    '{document_id,segment_number,vector_store,metadata,score,keyword_score,rerank_score,rank,'
     'segment_range,highlights,node,node_distance}';
   _names text[];
   _is_limited boolean;
@@ -109,7 +121,8 @@ BEGIN
       END IF;
     END LOOP;
     IF NOT ml_rag._fits_arms($1 -> 'hybrid_options') THEN
-      PERFORM ml_rag._bad_option('hybrid_options', $1 -> 'hybrid_options', '"fusion" and "rrf_k" beside "arms"',
+      PERFORM ml_rag._bad_option('hybrid_options', $1 -> 'hybrid_options',
+        '"fusion" and "rrf_k" beside "arms"',
         'Each arm has a "weight" and "candidates" of its own.');
     END IF;
     _parsed := _parsed || jsonb_build_object('arms', ml_rag._parse_arms(_parsed -> 'arms'));
@@ -124,7 +137,8 @@ BEGIN
     _parsed := jsonb_set(_parsed, '{query_options}', ml_rag._parse_query_options(_parsed -> 'query_options'));
   END IF;
   IF _parsed ? 'arms' THEN
-    PERFORM ml_rag._bad_option('query', a -> 'query', 'what query_options asks for', format('Such as "query_options": {"%s": %s}.',
+    PERFORM ml_rag._bad_option('query', a -> 'query',
+      'what query_options asks for', format('Such as "query_options": {"%s": %s}.',
       a ->> 'query', CASE a ->> 'query' WHEN 'sub_questions' THEN '3' ELSE 'true' END))
     FROM jsonb_array_elements(_parsed -> 'arms') AS a
     WHERE jsonb_typeof(a -> 'query') = 'string' AND a ->> 'query' <> 'question'
@@ -139,16 +153,19 @@ BEGIN
         'an array of %s, and keys of the metadata such as metadata.page', array_to_string(_fields, ', ')));
     ELSIF _names && (_fields || '{segment,distance,document_name}')
       OR cardinality(_names) > (SELECT count(DISTINCT n) FROM unnest(_names) AS n) THEN
-      PERFORM ml_rag._bad_option('citation_fields', _parsed -> 'citation_fields', 'keys of the metadata whose last names differ, '
+      PERFORM ml_rag._bad_option('citation_fields', _parsed -> 'citation_fields',
+        'keys of the metadata whose last names differ, '
         'and from other keys of a citation', 'Use "metadata", which has all of them.');
     END IF;
   END IF;
   PERFORM ml_rag._parse_prompt_options(_parsed -> 'prompt') WHERE _parsed #> '{prompt,metadata}' IS NOT NULL;
   IF _parsed -> 'model_options' ? 'context' THEN
-    PERFORM ml_rag._bad_option('context', _parsed #> '{model_options,context}', 'none: ml_rag sets this option itself',
+    PERFORM ml_rag._bad_option('context', _parsed #> '{model_options,context}',
+      'none: ml_rag sets this option itself',
       'Leave "context" out of model_options; it is an option of ml_generate.');
   ELSIF _parsed -> 'model_options' ? 'system' THEN
-    PERFORM ml_rag._bad_option('system', _parsed #> '{model_options,system}', 'none in model_options', 'Use {"prompt": {"system": …}}.');
+    PERFORM ml_rag._bad_option('system', _parsed #> '{model_options,system}', 'none in model_options',
+      'Use {"prompt": {"system": …}}.');
   END IF;
   IF _parsed -> 'remove_unsupported' = 'true' AND _parsed -> 'model_options' ? 'json_schema' THEN
     PERFORM ml_rag._bad_option('remove_unsupported', 'true', 'false together with "json_schema"',
@@ -170,8 +187,10 @@ BEGIN
     'abstain', _is_limited) || _parsed;
   -- percentage_distance says nothing about relevance: the nearest segment always passes it
   IF (_parsed -> 'abstain')::boolean AND NOT _is_limited THEN
-    _parsed := _parsed || jsonb_build_object('retrieval_options', coalesce(_parsed -> 'retrieval_options', '{}')
-      || jsonb_build_object('max_distance', ml_rag.parse_options('retrieval_options', '{"max_distance": "auto"}') -> 'max_distance'),
+    _parsed := _parsed || jsonb_build_object('retrieval_options',
+      coalesce(_parsed -> 'retrieval_options', '{}')
+      || jsonb_build_object('max_distance', ml_rag.parse_options('retrieval_options',
+        '{"max_distance": "auto"}') -> 'max_distance'),
       'has_own_limit', true);
   ELSIF lower($1 #>> '{retrieval_options,max_distance}') = 'auto' THEN
     _parsed := _parsed || '{"has_own_limit": true}';
@@ -182,7 +201,8 @@ $$;
 
 CREATE FUNCTION ml_rag._parse_rag_options(options jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the options of a call over those of the levels below, checked and with their defaults; with option explain also
+-- purpose: the options of a call over those of the levels below, checked and with their defaults; with option
+-- explain also
 -- option_levels: where each came from. An error says which level it comes from
 DECLARE
   _parsed jsonb;
@@ -197,7 +217,8 @@ BEGIN
     BEGIN
       _parsed := ml_rag._check_rag_options(ml_rag._layered($1));
     EXCEPTION WHEN invalid_parameter_value THEN
-      GET STACKED DIAGNOSTICS _message = MESSAGE_TEXT, _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT;
+      GET STACKED DIAGNOSTICS _message = MESSAGE_TEXT, _detail = PG_EXCEPTION_DETAIL,
+        _hint = PG_EXCEPTION_HINT;
       FOR _level IN SELECT l.level, l.given FROM ml_rag._levels($1) AS l LOOP
         BEGIN
           PERFORM ml_rag._check_rag_options(_level.given);
@@ -226,8 +247,8 @@ $$;
 
 CREATE FUNCTION ml_rag._arms(options jsonb, at_least integer, OUT arms ml_rag.arm[])
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the arms of a call: those of option arms, else one or two that semantic_search and keyword_search stand for.
--- Each brings at least so many candidates as at_least says. options are parsed ones
+-- purpose: the arms of a call: those of option arms, else one or two that semantic_search and keyword_search
+-- stand for. Each brings at least so many candidates as at_least says. options are parsed ones
 DECLARE
   _hybrid jsonb := CASE WHEN (options -> 'keyword_search')::boolean
     THEN coalesce(options -> 'hybrid_options', ml_rag.parse_options('hybrid_options', NULL)) END;
@@ -272,9 +293,11 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._request(question text, options jsonb, call integer DEFAULT NULL, OUT request ml_rag.request)
+CREATE FUNCTION ml_rag._request(question text, options jsonb, call integer DEFAULT NULL,
+  OUT request ml_rag.request)
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: what is asked, once and for all stages; options are parsed ones, call is what ml_rag._begin has returned
+-- purpose: what is asked, once and for all stages; options are parsed ones, call is what ml_rag._begin has
+-- returned
 DECLARE
   _retrieval jsonb := options -> 'retrieval_options';
 BEGIN

@@ -1,13 +1,17 @@
 -- rerank: reorder by relevance, with a cross-encoder or with the ranking model "hybrid", which needs none.
 
-CREATE FUNCTION ml_rag._word_scores(query text, texts text[], configuration regconfig) RETURNS double precision[]
+CREATE FUNCTION ml_rag._word_scores(query text, texts text[],
+  configuration regconfig) RETURNS double precision[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE
--- what takes microseconds is not worth a second of compiling, which the guessed number of words would bring about
+-- what takes microseconds is not worth a second of compiling, which the guessed number of words would bring
+-- about
 SET jit = off
 AS $$
--- purpose: BM25 of each text, with the statistics of these texts alone, as 0-1; null for a query without words
--- Lucene's variant, k1 1.2, b 0.75. The best text gets 1, unless it has less than 0.15 of what BM25 could give for all
--- words of the query: a text that shares nothing but "the" does not become relevant by being the only match.
+-- purpose: BM25 of each text, with the statistics of these texts alone, as 0-1; null for a query without
+-- words
+-- Lucene's variant, k1 1.2, b 0.75. The best text gets 1, unless it has less than 0.15 of what BM25 could
+-- give for all words of the query: a text that shares nothing but "the" does not become relevant by being the
+-- only match.
 DECLARE
   _words jsonb := (ml_rag._tokens(configuration, query)).tokens;
   _scores double precision[];
@@ -23,12 +27,14 @@ BEGIN
     FROM unnest(texts) WITH ORDINALITY AS t (text, place)
     CROSS JOIN LATERAL ml_rag._words(configuration, t.text, false) AS k
   ), posting AS (
-    SELECT r.place, w.word, (r.tokens ->> w.word)::integer AS times FROM read AS r JOIN word AS w ON r.tokens ? w.word
+    SELECT r.place, w.word, (r.tokens ->> w.word)::integer AS times
+    FROM read AS r JOIN word AS w ON r.tokens ? w.word
     UNION ALL
     SELECT r.place, w.word, cardinality(u.positions) FROM read AS r
     CROSS JOIN LATERAL unnest(r.words) AS u JOIN word AS w ON w.word = u.lexeme
   ), weight AS (
-    SELECT w.word, w.times * ln(1 + (cardinality(texts) - count(p.place) + 0.5) / (count(p.place) + 0.5)) AS weight
+    SELECT w.word,
+      w.times * ln(1 + (cardinality(texts) - count(p.place) + 0.5) / (count(p.place) + 0.5)) AS weight
     FROM word AS w LEFT JOIN posting AS p ON p.word = w.word GROUP BY w.word, w.times
   ), norm AS (
     SELECT r.place, 1.2 * (0.25 + 0.75 * r.length / nullif(avg(r.length) OVER (), 0)) AS norm FROM read AS r
@@ -37,7 +43,8 @@ BEGIN
     FROM norm AS n LEFT JOIN posting AS p ON p.place = n.place LEFT JOIN weight AS w ON w.word = p.word
     GROUP BY n.place
   )
-  SELECT array_agg(s.score ORDER BY s.place), (SELECT sum(w.weight) FROM weight AS w) INTO _scores, _attainable
+  SELECT array_agg(s.score ORDER BY s.place), (SELECT sum(w.weight) FROM weight AS w)
+  INTO _scores, _attainable
   FROM scored AS s;
   RETURN ARRAY(
     SELECT s.score / greatest(max(s.score) OVER (), 0.15 * _attainable)
@@ -61,20 +68,22 @@ BEGIN
     FROM ml_rag._embed(texts[i:i + 127], _model_id, 'document') AS o;
     PERFORM ml_rag._raise(_error);
     _similarities := _similarities || ARRAY(
-      SELECT greatest(0, coalesce(nullif(1 - (v.embedding OPERATOR(@vector@.<=>) _query_embedding), 'NaN'), 0))
+      SELECT greatest(0,
+        coalesce(nullif(1 - (v.embedding OPERATOR(@vector@.<=>) _query_embedding), 'NaN'), 0))
       FROM unnest(_vectors) WITH ORDINALITY AS v (embedding, place) ORDER BY v.place);
   END LOOP;
   RETURN _similarities;
 END
 $$;
 
-CREATE FUNCTION ml_rag._hybrid_scores(query text, texts text[], configuration regconfig, similarities double precision[] DEFAULT NULL)
+CREATE FUNCTION ml_rag._hybrid_scores(query text, texts text[], configuration regconfig,
+  similarities double precision[] DEFAULT NULL)
 RETURNS double precision[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: what the ranking model "hybrid" says: 0.7 of the similarity and 0.3 of the words the text shares
 -- The weight is measured: 0.65 and 0.7 were the best of 0 … 1 together on English and Chinese questions, see
--- docs/ranking.md. similarities: where they are known; null = the texts are embedded. A query without words (nothing but stop
--- words, or emoji) leaves it to the similarity.
+-- docs/ranking.md. similarities: where they are known; null = the texts are embedded. A query without words
+-- (nothing but stop words, or emoji) leaves it to the similarity.
 DECLARE
   -- what 512 tokens surely fit in; without a bound a text of 1 MB would be more than to_tsvector takes
   _query text := left(query, 8192);
@@ -95,7 +104,8 @@ CREATE FUNCTION ml_rag._relevance(
   query text, texts text[], model_id text, configuration regconfig DEFAULT NULL
 ) RETURNS double precision[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: how relevant each text is to the query, 0-1, in the order of the texts; model_id: a cross-encoder, or hybrid
+-- purpose: how relevant each text is to the query, 0-1, in the order of the texts; model_id: a cross-encoder,
+-- or hybrid
 DECLARE
   _scores double precision[];
   _error jsonb;
@@ -124,33 +134,39 @@ $$;
 
 CREATE FUNCTION ml_rag._scores_of_search(query text, hits ml_rag.hit[], known text) RETURNS double precision[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: what the ranking model "hybrid" says of hits whose stored vectors a search has compared; a hit without a vector by its
--- words. known: fused, by meaning and words, which is all that this model knows; else how a distance becomes a similarity
+-- purpose: what the ranking model "hybrid" says of hits whose stored vectors a search has compared; a hit
+-- without a vector by its words. known: fused, by meaning and words, which is all that this model knows; else
+-- how a distance becomes a similarity
 DECLARE
   _similarities double precision[];
 BEGIN
   IF known = 'fused' THEN
-    RETURN ARRAY(SELECT greatest(0, least(1, h.score)) FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality);
+    RETURN ARRAY(SELECT greatest(0, least(1, h.score)) FROM unnest(hits) WITH ORDINALITY AS h
+      ORDER BY h.ordinality);
   END IF;
   _similarities := ARRAY(
-    SELECT greatest(0, coalesce(CASE known WHEN 'complement' THEN 1 - h.distance ELSE 1 / (1 + h.distance) END, 0))::float8
+    SELECT greatest(0,
+      coalesce(CASE known WHEN 'complement' THEN 1 - h.distance ELSE 1 / (1 + h.distance) END, 0))::float8
     FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality);
   IF EXISTS (SELECT FROM unnest(hits) AS h WHERE h.keyword_score > 0) THEN
     -- all words of the store say how rare those of the question are; halves of both by measuring
     RETURN ARRAY(
-      SELECT 0.5 * coalesce(_similarities[h.ordinality] / nullif(max(_similarities[h.ordinality]) OVER (), 0), 0)
+      SELECT 0.5 * coalesce(_similarities[h.ordinality] / nullif(max(_similarities[h.ordinality]) OVER (),
+        0), 0)
         + 0.5 * coalesce(h.keyword_score / max(h.keyword_score) OVER (), 0)
       FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality);
   END IF;
   RETURN ml_rag._hybrid_scores(query,
-    ARRAY(SELECT h.segment FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality), get_current_ts_config(), _similarities);
+    ARRAY(SELECT h.segment FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality),
+      get_current_ts_config(), _similarities);
 END
 $$;
 
-CREATE FUNCTION ml_rag._rerank(query text, hits ml_rag.hit[], options jsonb, known text DEFAULT NULL) RETURNS SETOF ml_rag.hit
+CREATE FUNCTION ml_rag._rerank(query text, hits ml_rag.hit[], options jsonb,
+  known text DEFAULT NULL) RETURNS SETOF ml_rag.hit
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10 AS $$
--- purpose: the hits in the order of their relevance to the query; equals stay in the order they came in. known: what a search knows
--- of them, see ml_rag._scores_of_search; null = nothing
+-- purpose: the hits in the order of their relevance to the query; equals stay in the order they came in.
+-- known: what a search knows of them, see ml_rag._scores_of_search; null = nothing
 DECLARE
   _options jsonb;
   _least double precision;
@@ -163,7 +179,8 @@ BEGIN
   IF coalesce(cardinality(hits), 0) = 0 THEN
     RETURN;
   END IF;
-  -- the segment alone: what a store's owner wants scored with it (a title, a heading) belongs into the segment
+  -- the segment alone: what a store's owner wants scored with it (a title, a heading) belongs into the
+  -- segment
   _texts := ARRAY(SELECT hits[i].segment FROM generate_subscripts(hits, 1) AS i ORDER BY i);
   IF _options ? 'function' THEN
     _found := ml_rag._find_function('rerank', _options -> 'function');
@@ -171,7 +188,8 @@ BEGIN
       metadata => ARRAY(SELECT hits[i].metadata FROM generate_subscripts(hits, 1) AS i ORDER BY i));
   ELSE
     _options := jsonb_build_object('model_id', ml_rag._get_setting('rerank_model_id')) || _options;
-    _scores := CASE WHEN _options ->> 'model_id' = 'hybrid' AND known IS NOT NULL THEN ml_rag._scores_of_search(query, hits, known)
+    _scores := CASE WHEN _options ->> 'model_id' = 'hybrid' AND known IS NOT NULL THEN
+      ml_rag._scores_of_search(query, hits, known)
       ELSE ml_rag._relevance(query, _texts, _options ->> 'model_id') END;
   END IF;
   FOR i IN 1..cardinality(hits) LOOP
@@ -186,7 +204,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag.rerank(query text, hits ml_rag.hit[], options jsonb DEFAULT NULL) RETURNS SETOF ml_rag.hit
+CREATE FUNCTION ml_rag.rerank(query text, hits ml_rag.hit[],
+  options jsonb DEFAULT NULL) RETURNS SETOF ml_rag.hit
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
 -- purpose: the stage, where it is called by itself
 BEGIN
@@ -196,9 +215,11 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.rerank(text, ml_rag.hit[], jsonb) IS
 $$the hits by their relevance to the query, best first, with rerank_score (0-1) filled
-options: those of option "rerank": model_id (a cross-encoder, or hybrid: embedding similarity and BM25 over these hits;
-default: setting rerank_model_id), or function, one of the caller's, whose scores have any range and leave a hit out by null;
-min_score (hits below it are dropped). The text of the segment is scored, without its
-document's name; query and segment together are cut at the cross-encoder's max_tokens. Hits of equal score keep their
-order. Errors: 22023 empty query, bad option, unknown model or model of another task; 42883, 42501 and 42725 no such
-function; those of the function; 55000 model not available; 08006 model server; 53300 its queue is full; 57014 cancelled; 38000.$$;
+options: those of option "rerank": model_id (a cross-encoder, or hybrid: embedding similarity and BM25 over
+these hits;
+default: setting rerank_model_id), or function, one of the caller's, whose scores have any range and leave a
+hit out by null; min_score (hits below it are dropped). The text of the segment is scored, without its
+document's name; query and segment together are cut at the cross-encoder's max_tokens. Hits of equal score
+keep their order. Errors: 22023 empty query, bad option, unknown model or model of another task; 42883, 42501
+and 42725 no such function; those of the function; 55000 model not available; 08006 model server; 53300 its
+queue is full; 57014 cancelled; 38000.$$;

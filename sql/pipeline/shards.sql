@@ -1,29 +1,36 @@
 -- shards: the partitions of a store that are on other servers: what is read there, and what is asked.
 --
--- A shard is a partition that is a foreign table of postgres_fdw. Everything goes there with the caller's own user mapping, so that
--- privileges and row-level security of the shard decide. Rows are read as from any foreign table. Words are asked for by an aggregate
--- (ml_rag._shard_answer, store/serve) over a foreign table beside it, its table of calls: postgres_fdw ships the aggregate of an
--- extension as a whole, so that it runs on the shard, and runs those of several servers side by side.
--- A table that Citus distributes has all its shards on workers, under the caller's own role. Its table of calls is distributed with it
--- and has one row in each shard: Citus runs there what is selected from it.
+-- A shard is a partition that is a foreign table of postgres_fdw. Everything goes there with the caller's own
+-- user mapping, so that privileges and row-level security of the shard decide. Rows are read as from any
+-- foreign table. Words are asked for by an aggregate
+-- (ml_rag._shard_answer, store/serve) over a foreign table beside it, its table of calls: postgres_fdw ships
+-- the aggregate of an extension as a whole, so that it runs on the shard, and runs those of several servers
+-- side by side. A table that Citus distributes has all its shards on workers, under the caller's own role.
+-- Its table of calls is distributed with it and has one row in each shard: Citus runs there what is selected
+-- from it.
 
 CREATE FUNCTION ml_rag._shards(relation oid) RETURNS TABLE (shard regclass, server name)
 LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 4 AS $$
 -- purpose: the partitions of a relation that are foreign tables  Reads: the catalog
--- pg_partition_tree has a shard that has come since the snapshot was taken, too; its rows would be left out otherwise.
+-- pg_partition_tree has a shard that has come since the snapshot was taken, too; its rows would be left out
+-- otherwise.
 BEGIN
   IF ml_rag._may_have_shards(relation) THEN
     RETURN QUERY SELECT p.relid, (
-        SELECT s.srvname FROM pg_foreign_table AS f JOIN pg_foreign_server AS s ON s.oid = f.ftserver WHERE f.ftrelid = p.relid)
-      FROM pg_partition_tree(relation) AS p WHERE p.isleaf AND pg_relation_filenode(p.relid) IS NULL ORDER BY p.relid::oid;
+        SELECT s.srvname FROM pg_foreign_table AS f JOIN pg_foreign_server AS s ON s.oid = f.ftserver
+        WHERE f.ftrelid = p.relid)
+      FROM pg_partition_tree(relation) AS p WHERE p.isleaf AND pg_relation_filenode(p.relid) IS NULL
+      ORDER BY p.relid::oid;
   END IF;
 END
 $$;
 
 CREATE FUNCTION ml_rag._leaves(store ml_rag.store) RETURNS regclass[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the partitions of a store with shards that are read one by one, but for those that are missing; null = it is read as a whole
--- One by one each gets its own LIMIT. Policies of the whole table would not apply then, nor are privileges on it enough.
+-- purpose: the partitions of a store with shards that are read one by one, but for those that are missing;
+-- null = it is read as a whole
+-- One by one each gets its own LIMIT. Policies of the whole table would not apply then, nor are privileges on
+-- it enough.
 -- Reads: the catalog
 DECLARE
   _leaves regclass[];
@@ -50,17 +57,19 @@ BEGIN
   END IF;
   RETURN (SELECT format('(%s)', string_agg(format('SELECT %s FROM %s AS t', (
       SELECT string_agg(format('t.%I', a.attname), ', ' ORDER BY a.attnum) FROM pg_attribute AS a
-      WHERE a.attrelid = store.relation AND a.attnum > 0 AND NOT a.attisdropped), ml_rag._relation_name(l)), ' UNION ALL '))
+      WHERE a.attrelid = store.relation AND a.attnum > 0 AND NOT a.attisdropped), ml_rag._relation_name(l)),
+        ' UNION ALL '))
     FROM unnest(ml_rag._leaves(store)) AS l);
 END
 $$;
 
 CREATE FUNCTION ml_rag._why_silent(sqlstate text, message text, detail text, context text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: in one line why a server does not answer, where an error of postgres_fdw, or of Citus, says so: no connection, none
--- left, shut down, or its own statement_timeout or lock_timeout; else null
--- The context of a cancel of this session begins with a statement that runs here, in which names can be anything. Where no
--- connection is made, the detail has the reason; that of an error of the server itself could have values of its rows.
+-- purpose: in one line why a server does not answer, where an error of postgres_fdw, or of Citus, says so: no
+-- connection, none left, shut down, or its own statement_timeout or lock_timeout; else null
+-- The context of a cancel of this session begins with a statement that runs here, in which names can be
+-- anything. Where no connection is made, the detail has the reason; that of an error of the server itself
+-- could have values of its rows.
 BEGIN
   RETURN CASE WHEN sqlstate ~ '^08' AND (message ~ 'server "|remote node ' OR context ~ 'remote SQL command')
       OR context ~ 'remote SQL command' AND sqlstate ~ '^(57P|53300)'
@@ -94,7 +103,8 @@ EXCEPTION WHEN query_canceled OR OTHERS THEN
 END
 $$;
 
-CREATE FUNCTION ml_rag._shard_failure(store ml_rag.store, sqlstate text, message text, detail text, context text) RETURNS jsonb
+CREATE FUNCTION ml_rag._shard_failure(store ml_rag.store, sqlstate text, message text, detail text,
+  context text) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the error that names the shard that does not answer; null = that is not what an error says
 -- Reads: the shards, as the caller
@@ -107,12 +117,14 @@ BEGIN
   IF _why IS NULL THEN
     RETURN NULL;
   ELSIF ml_rag._is_distributed(store.relation) THEN
-    RETURN ml_rag._failure(store.vector_store, '08006', format('a worker of "%s" does not answer', store.vector_store),
+    RETURN ml_rag._failure(store.vector_store,
+      '08006', format('a worker of "%s" does not answer', store.vector_store),
       concat(_why, '.'), 'Call again when it is back. If it does not know this role, create it there.');
   ELSIF ml_rag._has_shards(store.relation) IS NOT TRUE THEN
     RETURN NULL;
   END IF;
-  FOR _shard IN SELECT s.shard, s.server FROM ml_rag._shards(store.relation) AS s WHERE s.server = coalesce(_server, s.server) LOOP
+  FOR _shard IN SELECT s.shard, s.server FROM ml_rag._shards(store.relation) AS s
+    WHERE s.server = coalesce(_server, s.server) LOOP
     IF _server IS NOT NULL OR ml_rag._silent(_shard.shard) IS NOT NULL THEN
       _name := format('"%s" on server "%s"', _shard.shard, _shard.server);
       EXIT;
@@ -124,9 +136,11 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._leave_out_silent(stores ml_rag.store[], OUT answering ml_rag.store[], OUT missing text[])
+CREATE FUNCTION ml_rag._leave_out_silent(stores ml_rag.store[], OUT answering ml_rag.store[],
+  OUT missing text[])
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: option partial: the stores, each with those of its shards missing that do not answer, which are warned of
+-- purpose: option partial: the stores, each with those of its shards missing that do not answer, which are
+-- warned of
 -- Reads: the shards, as the caller
 DECLARE
   _store ml_rag.store;
@@ -141,7 +155,8 @@ BEGIN
       _why := ml_rag._silent(_shard.shard);
       CONTINUE WHEN _why IS NULL;
       IF row_security_active(_store.relation) THEN
-        RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot be searched in part', _store.vector_store),
+        RAISE EXCEPTION USING ERRCODE = '55000',
+          MESSAGE = format('"%s" cannot be searched in part', _store.vector_store),
           DETAIL = 'It has row-level security of its own, beside that of its shards.';
       END IF;
       _missing := _missing || _shard.shard;
@@ -152,8 +167,10 @@ BEGIN
     END LOOP;
     _store := jsonb_populate_record(_store, jsonb_build_object('missing', _missing));
     IF cardinality(ml_rag._leaves(_store)) = 0 THEN
-      RAISE EXCEPTION USING ERRCODE = '08006', MESSAGE = format('no shard of "%s" answers', _store.vector_store),
-        DETAIL = format('Missing: %s.', array_to_string(_missing, ', ')), HINT = 'Call again when they are back.';
+      RAISE EXCEPTION USING ERRCODE = '08006',
+        MESSAGE = format('no shard of "%s" answers', _store.vector_store),
+        DETAIL = format('Missing: %s.', array_to_string(_missing, ', ')),
+        HINT = 'Call again when they are back.';
     END IF;
     answering := answering || _store;
   END LOOP;
@@ -163,24 +180,28 @@ $$;
 CREATE FUNCTION ml_rag._calls_name(relation name) RETURNS name
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the name of the table of calls of that relation
-SELECT concat(max(left(relation, i)), '_calls') FROM generate_series(1, 63) AS i WHERE octet_length(left(relation, i)) <= 57
+SELECT concat(max(left(relation, i)), '_calls') FROM generate_series(1, 63) AS i
+WHERE octet_length(left(relation, i)) <= 57
 $$;
 
 CREATE FUNCTION ml_rag._calls_of(shard regclass) RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL SAFE AS $$
 -- purpose: the table of calls of a shard, or of a store that Citus distributes; null if it has none
--- Whoever may create in that schema could give the name to another table. Volatile, to see that of a shard that has just come.
+-- Whoever may create in that schema could give the name to another table. Volatile, to see that of a shard
+-- that has just come.
 -- Reads: the catalog
 DECLARE
   _calls oid;
 BEGIN
   SELECT c.oid INTO _calls FROM pg_class AS s
-  JOIN pg_class AS c ON c.relnamespace = s.relnamespace AND c.relname = ml_rag._calls_name(s.relname) AND c.relowner = s.relowner
+  JOIN pg_class AS c ON c.relnamespace = s.relnamespace AND c.relname = ml_rag._calls_name(s.relname)
+    AND c.relowner = s.relowner
   WHERE s.oid = shard;
   IF _calls IS NULL THEN
     RETURN NULL;
   ELSIF ml_rag._is_distributed(shard) THEN
-    RETURN (SELECT b.logicalrelid FROM pg_catalog.pg_dist_partition AS a JOIN pg_catalog.pg_dist_partition AS b USING (colocationid)
+    RETURN (SELECT b.logicalrelid FROM pg_catalog.pg_dist_partition AS a
+      JOIN pg_catalog.pg_dist_partition AS b USING (colocationid)
             WHERE a.logicalrelid = shard AND b.logicalrelid = _calls);
   END IF;
   RETURN (SELECT g.ftrelid FROM pg_foreign_table AS f JOIN pg_foreign_table AS g ON g.ftserver = f.ftserver
@@ -200,7 +221,8 @@ $$;
 
 CREATE FUNCTION ml_rag._filled_parts(store oid) RETURNS TABLE (oid bigint, name text, shard json)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 1 AS $$
--- purpose: the tables in which a job reads and writes rows by their places: a table, its partitions, or its shards on workers of Citus
+-- purpose: the tables in which a job reads and writes rows by their places: a table, its partitions, or its
+-- shards on workers of Citus
 -- shard: for ml_rag._execute_on
 -- Reads: the catalog, the table of calls  Errors: 55000 a shard without a call
 DECLARE
@@ -218,8 +240,10 @@ BEGIN
   END IF;
   FOR oid IN SELECT d.shardid FROM pg_catalog.pg_dist_shard AS d WHERE d.logicalrelid = store LOOP
     IF _keys -> oid::text IS NULL THEN
-      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard %s of "%s" cannot be reached', oid, store::regclass),
-        DETAIL = 'It is not in the table of calls.', HINT = format('SELECT ml_rag.distribute_store(%L);', store::regclass);
+      RAISE EXCEPTION USING ERRCODE = '55000',
+        MESSAGE = format('shard %s of "%s" cannot be reached', oid, store::regclass),
+        DETAIL = 'It is not in the table of calls.',
+        HINT = format('SELECT ml_rag.distribute_store(%L);', store::regclass);
     END IF;
     name := ml_rag._shard_table(store, oid);
     shard := json_build_object('store', store::bigint, 'shard', oid, 'key', _keys ->> oid::text);
@@ -266,12 +290,15 @@ BEGIN
     IF ml_rag._is_distributed(_shard) THEN
       -- workers do not know a table yet in the transaction that distributes it
       SELECT array_agg(d.shardid::text ORDER BY d.shardid),
-        format('SELECT %s AS place, c.shard::text AS part, ml_rag._answer_on_worker(%L::jsonb ->> c.shard::text, $1) AS answer'
-          ' FROM %s AS c', _place, jsonb_object_agg(d.shardid, ml_rag._shard_table(_shard, d.shardid)), ml_rag._relation_name(_calls))
+        format('SELECT %s AS place, c.shard::text AS part, ml_rag._answer_on_worker(%L::jsonb ->> '
+          'c.shard::text, $1) AS answer'
+          ' FROM %s AS c', _place, jsonb_object_agg(d.shardid, ml_rag._shard_table(_shard, d.shardid)),
+            ml_rag._relation_name(_calls))
       INTO _parts, _asks FROM pg_catalog.pg_dist_shard AS d WHERE d.logicalrelid = _shard;
     ELSIF _server IS NULL THEN
       RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" has no table of calls', _shard),
-        DETAIL = 'It must be a foreign table of the same schema, owner and server, named like the shard with "_calls" after it.',
+        DETAIL = 'It must be a foreign table of the same schema, owner and server, named like the shard with '
+          '"_calls" after it.',
         HINT = 'ml_rag.detach_shard and ml_rag.attach_shard make it anew.';
     ELSIF NOT ml_rag._names_extension(_server, 'ml_rag') THEN
       RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" cannot be asked', _shard),
@@ -279,7 +306,8 @@ BEGIN
         HINT = format('ALTER SERVER %I OPTIONS (SET extensions ''vector, ml_rag'');', _server);
     ELSE
       _parts := ARRAY[_shard::text];
-      _asks := format('SELECT %s AS place, %L AS part, ml_rag._shard_answer(c.store, $1) AS answer FROM %s AS c', _place, _shard, _calls);
+      _asks := format('SELECT %s AS place, %L AS part, ml_rag._shard_answer(c.store, $1) AS answer FROM %s '
+        'AS c', _place, _shard, _calls);
     END IF;
     _query := concat(_query || ' UNION ALL ', _asks);
     _names := _names || _shard::text;
@@ -289,12 +317,15 @@ BEGIN
   IF _query IS NULL THEN
     RETURN;
   END IF;
-  -- no more connections to a worker than Citus keeps: a new one starts Python first; until the end of this function
+  -- no more connections to a worker than Citus keeps: a new one starts Python first; until the end of this
+  -- function
   PERFORM set_config('citus.max_adaptive_executor_pool_size',
     greatest(current_setting('citus.max_cached_conns_per_worker')::integer, 1)::text, true)
   WHERE ml_rag._is_distributed(shards[1]);
-  -- row by row: a shard, which can be anybody's server, may send any number of them, and gives back the place that it was sent
-  FOR _place, _part, answer IN EXECUTE _query USING request || jsonb_build_object('version', ml_rag.version()) LOOP
+  -- row by row: a shard, which can be anybody's server, may send any number of them, and gives back the place
+  -- that it was sent
+  FOR _place, _part, answer IN EXECUTE _query USING request
+    || jsonb_build_object('version', ml_rag.version()) LOOP
     shard := CASE WHEN _part = _names[_place] THEN _part ELSE concat(_names[_place], '_', _part) END;
     IF answer IS NULL OR (concat(_place, ' ', _part) = ANY (_waiting)) IS NOT TRUE THEN
       _waiting := ARRAY[concat(coalesce(_place, 1), ' ', _part)];
@@ -307,22 +338,26 @@ BEGIN
     _shard := coalesce(shards[split_part(_waiting[1], ' ', 1)::integer], shards[1]);
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('unexpected answer of shard "%s"', _shard),
       DETAIL = 'It is not one row with an answer.',
-      HINT = CASE WHEN ml_rag._is_distributed(_shard) THEN format('After shards were split: SELECT ml_rag.distribute_store(%L);', _shard)
+      HINT = CASE WHEN ml_rag._is_distributed(_shard) THEN format('After shards were split: SELECT '
+        'ml_rag.distribute_store(%L);', _shard)
         ELSE '' END;
   END IF;
 END
 $$;
 
-CREATE FUNCTION ml_rag._ask_arm(store ml_rag.store, asked regclass[], request jsonb, n integer, here jsonb DEFAULT NULL,
+CREATE FUNCTION ml_rag._ask_arm(store ml_rag.store, asked regclass[], request jsonb, n integer,
+  here jsonb DEFAULT NULL,
   OUT shards text[], OUT answers jsonb[], OUT failure jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: what shards answer to a request for an arm: for statistics of n words one answer, what their keyword indexes count together
--- and what is here; for n hits one of each shard; one of another version has no hits. failure: where one does not answer. A shard can be
--- anybody's server, and is taken at its word in nothing.
+-- purpose: what shards answer to a request for an arm: for statistics of n words one answer, what their
+-- keyword indexes count together and what is here; for n hits one of each shard; one of another version has
+-- no hits. failure: where one does not answer. A shard can be anybody's server, and is taken at its word in
+-- nothing.
 -- Reads: the shards, as the caller
 DECLARE
-  _types CONSTANT jsonb := '{"document_name": "string", "document_id": "number", "document_key": "string", "segment_number": "number",
-    "segment": "string", "distance": "number", "keyword_score": "number", "score": "number"}';
+  _types CONSTANT jsonb := '{"document_name": "string", "document_id": "number", "document_key": "string",
+    "segment_number": "number", "segment": "string", "distance": "number", "keyword_score": "number",
+    "score": "number"}';
   _detail text;
   _context text;
   _one record;
@@ -340,9 +375,11 @@ BEGIN
       _why := CASE WHEN coalesce(jsonb_typeof(_counts) <> 'array' OR jsonb_array_length(_counts) <> 3
           OR jsonb_typeof(_counts -> 2) <> 'array' OR jsonb_array_length(_counts -> 2) <> n
           OR EXISTS (SELECT FROM jsonb_array_elements((_counts - 2) || (_counts -> 2)) AS c
-                     WHERE jsonb_typeof(c) <> 'number' OR c::numeric NOT BETWEEN 0 AND 1e15 OR scale(c::numeric) > 0)
+                     WHERE jsonb_typeof(c) <> 'number' OR c::numeric NOT BETWEEN 0 AND 1e15
+                       OR scale(c::numeric) > 0)
           -- more rows with a term than rows would turn the order round
-          OR EXISTS (SELECT FROM jsonb_array_elements(_counts -> 2) AS c WHERE c::numeric > (_counts -> 0)::numeric), true)
+          OR EXISTS (SELECT FROM jsonb_array_elements(_counts -> 2) AS c
+            WHERE c::numeric > (_counts -> 0)::numeric), true)
         THEN format('It has no counts of rows, tokens and %s words.', n) END;
     ELSIF _one.answer ? 'version' THEN
       _why := NULL;
@@ -370,7 +407,8 @@ BEGIN
         LIMIT 1);
     END IF;
     IF _why IS NOT NULL THEN
-      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('unexpected answer of shard "%s"', _one.shard), DETAIL = _why;
+      RAISE EXCEPTION USING ERRCODE = '55000',
+        MESSAGE = format('unexpected answer of shard "%s"', _one.shard), DETAIL = _why;
     END IF;
     IF request ->> 'call' <> 'statistics' THEN
       shards := array_append(shards, _one.shard);
@@ -393,7 +431,8 @@ EXCEPTION WHEN query_canceled OR OTHERS THEN
 END
 $$;
 
-CREATE FUNCTION ml_rag._try_statement(statement text, stores ml_rag.store[], OUT answer jsonb, OUT failure jsonb)
+CREATE FUNCTION ml_rag._try_statement(statement text, stores ml_rag.store[], OUT answer jsonb,
+  OUT failure jsonb)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the row of a statement that reads these stores; failure: the one with a shard that does not answer
 -- Reads: the stores, as the caller
@@ -416,8 +455,8 @@ $$;
 
 CREATE FUNCTION ml_rag._failure_of(store ml_rag.store, statement text) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: why a statement over one store fails; null = it does not. The detail ends in the functions that the error came through: of a
--- policy, a view
+-- purpose: why a statement over one store fails; null = it does not. The detail ends in the functions that
+-- the error came through: of a policy, a view
 -- Reads: the store, as the caller
 DECLARE
   _detail text;
@@ -427,16 +466,19 @@ BEGIN
   EXECUTE statement;
   RETURN NULL;
 EXCEPTION WHEN assert_failure OR OTHERS THEN
-  GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT, _context = PG_EXCEPTION_CONTEXT;
+  GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT,
+    _context = PG_EXCEPTION_CONTEXT;
   RETURN ml_rag._failure(store.vector_store, SQLSTATE, SQLERRM,
-    concat_ws(E'\n', nullif(_detail, ''), nullif(rtrim(split_part(_context, 'SQL statement "', 1), E'\n'), '')), _hint);
+    concat_ws(E'\n', nullif(_detail, ''),
+      nullif(rtrim(split_part(_context, 'SQL statement "', 1), E'\n'), '')), _hint);
 END
 $$;
 
 CREATE FUNCTION ml_rag._asked_shards(store ml_rag.store, is_keyword boolean) RETURNS regclass[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the shards of a store that run its arms, those that answer; null = it has none. By meaning also null where the caller may
--- not ask them all or not read the partitions: a statement can read the whole table. Words are on the shards alone.
+-- purpose: the shards of a store that run its arms, those that answer; null = it has none. By meaning also
+-- null where the caller may not ask them all or not read the partitions: a statement can read the whole
+-- table. Words are on the shards alone.
 -- Reads: the catalog
 DECLARE
   _shards regclass[] := ARRAY(SELECT s.shard FROM ml_rag._shards(store.relation) AS s
@@ -446,13 +488,15 @@ BEGIN
     IF ml_rag._calls_of(store.relation) IS NOT NULL THEN
       RETURN ARRAY[store.relation];
     ELSIF is_keyword THEN
-      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the shards of "%s" cannot be asked for words', store.vector_store),
+      RAISE EXCEPTION USING ERRCODE = '55000',
+        MESSAGE = format('the shards of "%s" cannot be asked for words', store.vector_store),
         DETAIL = 'Citus distributes it, and it has no table of calls of its owner''s.',
         HINT = format('SELECT ml_rag.distribute_store(%L); makes one.', store.vector_store);
     END IF;
   END IF;
   RETURN CASE WHEN cardinality(_shards) > 0 AND (is_keyword OR ml_rag._leaves(store) IS NOT NULL AND (
-    SELECT bool_and(has_table_privilege(ml_rag._calls_of(s), 'SELECT') IS NOT FALSE) FROM unnest(_shards) AS s))
+    SELECT bool_and(has_table_privilege(ml_rag._calls_of(s), 'SELECT') IS NOT FALSE)
+    FROM unnest(_shards) AS s))
     THEN _shards END;
 END
 $$;

@@ -3,8 +3,8 @@
 CREATE FUNCTION ml_rag._segments_of(store ml_rag.store, options jsonb, most integer, longest bigint)
 RETURNS ml_rag.hit[]
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
--- purpose: the segments of one store that the options leave, by document and number, until there are more than most, or they have
--- more than longest bytes together
+-- purpose: the segments of one store that the options leave, by document and number, until there are more
+-- than most, or they have more than longest bytes together
 -- Reads: the store, as the caller
 DECLARE
   _filter record := ml_rag.filter(store, options);
@@ -18,16 +18,20 @@ DECLARE
 BEGIN
   -- row by row, so that no more than that is in memory
   FOR _hit IN EXECUTE format(
-    'SELECT %L::text, s.name, %s, %s, s.number, s.segment, NULL::numeric, s.metadata, NULL::float8, NULL::float8, NULL::float8, '
-    'NULL::text, NULL::bigint, NULL::bigint FROM (SELECT %s AS name, %s AS id, %s::bigint AS number, t.%I::text AS segment, '
+    'SELECT %L::text, s.name, %s, %s, s.number, s.segment, NULL::numeric, s.metadata, NULL::float8, '
+    'NULL::float8, NULL::float8, '
+    'NULL::text, NULL::bigint, NULL::bigint FROM (SELECT %s AS name, %s AS id, %s::bigint AS number, '
+    't.%I::text AS segment, '
     '%s AS metadata FROM %s AS t WHERE t.%I IS NOT NULL%s ORDER BY (%s) COLLATE "C", %s, %s LIMIT $2) AS s',
     store.vector_store, CASE WHEN _has_integer_id THEN 's.id::bigint' ELSE 'NULL::bigint' END,
     CASE WHEN store.document_id IS NULL THEN 's.name' ELSE 's.id::text' END, _name, _id,
-    CASE WHEN store.segment_number IS NULL THEN 'NULL' ELSE format('t.%I', store.segment_number) END, store.segment,
+    CASE WHEN store.segment_number IS NULL THEN 'NULL' ELSE format('t.%I', store.segment_number) END,
+    store.segment,
     CASE WHEN store.metadata IS NULL THEN 'NULL::jsonb' ELSE format('to_jsonb(t.%I)', store.metadata) END,
     ml_rag._rows_of(store), store.segment, _filter.condition, _name,
     CASE WHEN _has_integer_id THEN _id ELSE format('(%s)::text COLLATE "C"', _id) END,
-    CASE WHEN store.segment_number IS NULL THEN 'NULL::bigint' ELSE format('(t.%I)::bigint', store.segment_number) END)
+    CASE WHEN store.segment_number IS NULL THEN 'NULL::bigint'
+      ELSE format('(t.%I)::bigint', store.segment_number) END)
     USING NULL::text, most + 1, _filter.arguments
   LOOP
     _n := _n + 1;
@@ -39,9 +43,11 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._read_documents(request ml_rag.request, stores ml_rag.store[], OUT hits ml_rag.hit[], OUT skipped text[])
+CREATE FUNCTION ml_rag._read_documents(request ml_rag.request, stores ml_rag.store[], OUT hits ml_rag.hit[],
+  OUT skipped text[])
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the segments of all stores that the options leave, in document order; skipped: stores that were left out
+-- purpose: the segments of all stores that the options leave, in document order; skipped: stores that were
+-- left out
 -- Reads: the stores, as the caller  Errors: 54000 more than can be summarized
 DECLARE
   _most CONSTANT integer := 10000;
@@ -71,7 +77,8 @@ BEGIN
       hits := hits || ml_rag._segments_of(_store, request.options, _most, _longest);
       PERFORM set_config('lock_timeout', _former_wait, true) WHERE _former_wait IS NOT NULL;
     EXCEPTION WHEN query_canceled OR OTHERS THEN
-      GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT;
+      GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL,
+        _hint = PG_EXCEPTION_HINT;
       _failure := ml_rag._shard_failure(_store, SQLSTATE, SQLERRM, _detail, _context);
       IF coalesce(_store.found, 'named') = 'named' OR _is_only THEN
         PERFORM ml_rag._raise(_failure);
@@ -79,9 +86,11 @@ BEGIN
       ELSIF _failure IS NULL AND SQLSTATE IN ('57014', '40001') THEN
         RAISE;
       END IF;
-      _failures := _failures || coalesce(_failure, ml_rag._failure(_store.vector_store, SQLSTATE, SQLERRM, _detail, _hint));
+      _failures := _failures || coalesce(_failure,
+        ml_rag._failure(_store.vector_store, SQLSTATE, SQLERRM, _detail, _hint));
     END;
-    IF cardinality(hits) > _most OR (SELECT sum(octet_length(h.segment)) FROM unnest(hits) AS h) > _longest THEN
+    IF cardinality(hits) > _most OR (SELECT sum(octet_length(h.segment))
+      FROM unnest(hits) AS h) > _longest THEN
       RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = 'the documents are too long to be read as a whole',
         DETAIL = format('At most %s segments of %s bytes together can be summarized.', _most, _longest),
         HINT = 'Name fewer documents in "document_name", or leave segments out with "filters".';

@@ -5,22 +5,26 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the one form of every complaint about a record
 BEGIN
   RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('record %s cannot be ranked', place),
-    DETAIL = concat(CASE WHEN $2 IS NOT NULL THEN format('Its id is "%s": ', left($2, 100)) END, $3), HINT = $4;
+    DETAIL = concat(CASE WHEN $2 IS NOT NULL THEN format('Its id is "%s": ', left($2, 100)) END, $3),
+    HINT = $4;
 END
 $$;
 
 CREATE FUNCTION ml_rag._rank_options(options jsonb, n integer) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: options of ml_rank for n records, checked and with their defaults; also as Google's Ranking API spells them
+-- purpose: options of ml_rank for n records, checked and with their defaults; also as Google's Ranking API
+-- spells them
 DECLARE
   _options jsonb := options;
   _key record;
 BEGIN
   FOR _key IN SELECT k.google, k.name FROM (VALUES
-      ('topN', 'top_n'), ('ignoreRecordDetailsInResponse', 'ignore_record_details_in_response')) AS k (google, name) LOOP
+      ('topN', 'top_n'), ('ignoreRecordDetailsInResponse',
+        'ignore_record_details_in_response')) AS k (google, name) LOOP
     CONTINUE WHEN jsonb_typeof(_options) IS DISTINCT FROM 'object' OR NOT _options ? _key.google;
     IF _options ? _key.name THEN
-      PERFORM ml_rag._bad_option(_key.google, _options -> _key.google, format('none together with "%s"', _key.name));
+      PERFORM ml_rag._bad_option(_key.google, _options -> _key.google,
+        format('none together with "%s"', _key.name));
     END IF;
     _options := _options - _key.google || jsonb_build_object(_key.name, _options -> _key.google);
   END LOOP;
@@ -30,15 +34,18 @@ BEGIN
       DETAIL = format('%s records; a call ranks at most 200.', n), HINT = 'Rank the most promising 200.';
   END IF;
   -- semantic-ranker-512@latest, semantic-ranker-default-004 and the like: models of Google's
-  RETURN CASE WHEN starts_with(_options ->> 'model', 'semantic-ranker-') THEN _options - 'model' ELSE _options END;
+  RETURN CASE WHEN starts_with(_options ->> 'model', 'semantic-ranker-') THEN _options - 'model'
+    ELSE _options END;
 END
 $$;
 
 CREATE FUNCTION ml_rag._rank(
-  query text, texts text[], options jsonb, call integer, OUT model text, OUT places integer[], OUT scores double precision[]
+  query text, texts text[], options jsonb, call integer, OUT model text, OUT places integer[],
+    OUT scores double precision[]
 )
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: places in texts by descending relevance, at most top_n, with their scores, and the model that ranked them
+-- purpose: places in texts by descending relevance, at most top_n, with their scores, and the model that
+-- ranked them
 -- call: what ml_rag._begin has returned
 DECLARE
   _configuration regconfig := ml_rag.text_search_configuration(options ->> 'language')::regconfig;
@@ -78,14 +85,16 @@ DECLARE
   _records jsonb[] := '{}';
   _ranked record;
 BEGIN
-  _options := ml_rag._rank_options($3, CASE jsonb_typeof(records) WHEN 'array' THEN jsonb_array_length(records) END);
+  _options := ml_rag._rank_options($3,
+    CASE jsonb_typeof(records) WHEN 'array' THEN jsonb_array_length(records) END);
   IF records IS NULL OR jsonb_typeof(records) <> 'array' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the records are not an array',
       DETAIL = format('Got %s.', coalesce(jsonb_typeof(records), 'NULL')),
       HINT = 'Records are a JSON array such as [{"id": "1", "title": "a title", "content": "a text"}].';
   END IF;
   FOR i, _record IN
-    SELECT e.place, e.value FROM jsonb_array_elements(records) WITH ORDINALITY AS e (value, place) ORDER BY e.place
+    SELECT e.place, e.value FROM jsonb_array_elements(records) WITH ORDINALITY AS e (value, place)
+    ORDER BY e.place
   LOOP
     IF jsonb_typeof(_record) <> 'object' THEN
       PERFORM ml_rag._bad_record(i, NULL, format('It is not an object but a JSON %s.', jsonb_typeof(_record)),
@@ -95,7 +104,8 @@ BEGIN
       PERFORM ml_rag._bad_record(i, _record ->> 'id', 'Its id is missing or empty, or no text.',
         'Give each record an "id", a text such as "1".');
     END IF;
-    _key := (SELECT min(k) FROM jsonb_object_keys(_record) AS k WHERE k NOT IN ('id', 'title', 'content', 'score'));
+    _key := (SELECT min(k) FROM jsonb_object_keys(_record) AS k
+      WHERE k NOT IN ('id', 'title', 'content', 'score'));
     IF _key IS NOT NULL THEN
       PERFORM ml_rag._bad_record(i, _record ->> 'id', format('It has the unknown key "%s".', left(_key, 100)),
         'A record has "id", "title" and "content"; a "score" is ignored.');
@@ -124,13 +134,14 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rank(text, jsonb, jsonb) IS
 $$ranks records by their relevance to a query: ml_rank('Why is the sky blue?', '[{"id": "1", "content": "…"}, …]')
-records: at most 200 objects {"id", "title", "content"}, id a text, at least one of title and content. Query, title and
-content together are cut at the model's max_tokens (512). Returns {"records": [{"id", "score", "title", "content"}],
-"model"}, best first, score 0-1, equal ones in the order given. Reads no table; works in a read-only transaction.
-Options: SELECT * FROM ml_rag.option WHERE routine = 'ml_rank'; also as Google's Ranking API spells them (topN,
-ignoreRecordDetailsInResponse), and its models semantic-ranker-… stand for the default model.
-Errors: 22023 empty query, bad record or option, unknown model or model of another task; 55000 the named model is not
-available; 08006 model server; 53300 its queue is full; 57014 cancelled; 38000 the model failed.$$;
+records: at most 200 objects {"id", "title", "content"}, id a text, at least one of title and content. Query,
+title and content together are cut at the model's max_tokens (512). Returns {"records": [{"id", "score",
+"title", "content"}], "model"}, best first, score 0-1, equal ones in the order given. Reads no table; works in
+a read-only transaction. Options: SELECT * FROM ml_rag.option WHERE routine = 'ml_rank'; also as Google's
+Ranking API spells them (topN, ignoreRecordDetailsInResponse), and its models semantic-ranker-… stand for the
+default model.
+Errors: 22023 empty query, bad record or option, unknown model or model of another task; 55000 the named model
+is not available; 08006 model server; 53300 its queue is full; 57014 cancelled; 38000 the model failed.$$;
 
 CREATE FUNCTION @extschema@.ml_rank_rows(query text, ids text[], texts text[], options jsonb DEFAULT NULL)
 RETURNS TABLE (rank integer, id text, score double precision)
@@ -171,4 +182,5 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rank_rows(text, text[], text[], jsonb) IS
 $$ranks texts by their relevance to a query, as rows (rank, id, score), best first
-ids[i] belongs to texts[i]; at most 200 of them, none null or empty. Options, models and errors: see ml_rank.$$;
+ids[i] belongs to texts[i]; at most 200 of them, none null or empty. Options, models and errors: see
+ml_rank.$$;

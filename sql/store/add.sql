@@ -1,5 +1,6 @@
 -- add: another embedding of a store's texts, made while the store is in use, step by step.
--- What was done stands in the table itself: the column, its comment, its trigger, its rows. So a call can end at any time.
+-- What was done stands in the table itself: the column, its comment, its trigger, its rows. So a call can end
+-- at any time.
 
 -- What ml_rag.add_embedding fills; ml_rag.run_vectorizer, too.
 CREATE TYPE ml_rag._embedding_job AS (
@@ -36,7 +37,8 @@ BEGIN
   IF _publications IS NOT NULL THEN
     RAISE WARNING USING ERRCODE = '01000',
       MESSAGE = format('subscribers of "%s" need its new column', store),
-      DETAIL = format('It is in publication %s. The subscription of a table without column %I stops, and keeps the '
+      DETAIL = format('It is in publication %s. The subscription of a table without column %I stops, and '
+        'keeps the '
         'write-ahead log here until it goes on.', _publications, column_name),
       HINT = format('On each subscriber: ALTER TABLE %s ADD COLUMN %I %s; docs/embeddings.md has the rest.',
         ml_rag._full_name(store), column_name, type);
@@ -50,10 +52,13 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 DECLARE
   _wrong text;
 BEGIN
-  SELECT string_agg(format('%I %s', w.name, replace(w.types[1]::text, '@vector@.', '')), ', ' ORDER BY w.place) INTO _wrong
+  SELECT string_agg(format('%I %s', w.name, replace(w.types[1]::text, '@vector@.', '')), ', '
+    ORDER BY w.place) INTO _wrong
   FROM (VALUES (1, segment, '{text,varchar}'::regtype[]),
-               (2, embedding, ARRAY['@vector@.vector'::regtype, '@vector@.halfvec'::regtype])) AS w (place, name, types)
-  WHERE NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = w.name AND a.attnum > 0
+               (2, embedding, ARRAY['@vector@.vector'::regtype, '@vector@.halfvec'::regtype])) AS w (place,
+                 name, types)
+  WHERE NOT EXISTS (SELECT FROM pg_attribute AS a
+    WHERE a.attrelid = store AND a.attname = w.name AND a.attnum > 0
                     AND NOT a.attisdropped AND a.atttypid = ANY (w.types));
   IF _wrong IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is not a vector store', store),
@@ -61,20 +66,24 @@ BEGIN
       HINT = 'Name its columns in "vector_store_columns": {"segment": …, "segment_embedding": …}.';
   ELSIF EXISTS (SELECT FROM pg_trigger AS g JOIN pg_proc AS p ON p.oid = g.tgfoid
                 JOIN pg_attribute AS a ON a.attrelid = store AND a.attname = segment AND a.attgenerated <> ''
-                WHERE g.tgrelid = store AND p.proname = '_wake_workers' AND p.pronamespace = 'ml_rag'::regnamespace) THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the embeddings of "%s" cannot be changed', store),
+                WHERE g.tgrelid = store AND p.proname = '_wake_workers'
+                  AND p.pronamespace = 'ml_rag'::regnamespace) THEN
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('the embeddings of "%s" cannot be changed', store),
       DETAIL = 'It has a vectorizer, which keeps one embedding.',
       HINT = format('For another model, first: SELECT ml_rag.drop_vectorizer(%1$L); then: '
         'SELECT ml_rag.create_vectorizer(%1$L, ''{"columns": …, "embed_model_id": …}'');', store::text);
   ELSIF EXISTS (SELECT FROM pg_attribute AS a
                 WHERE a.attrelid = store AND a.attname = segment AND a.attgenerated <> '') THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the embeddings of "%s" cannot be changed', store),
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('the embeddings of "%s" cannot be changed', store),
       DETAIL = format('Column %I is generated: no trigger sees its text before it is written.', segment),
       HINT = 'ml_embed_table embeds such a column, once.';
   ELSIF EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = embedding
                 AND ml_rag._marked_model(col_description(a.attrelid, a.attnum)) IS NULL) THEN
     RAISE EXCEPTION USING ERRCODE = '22023',
-      MESSAGE = format('column "%s" of table "%s" does not say which model its vectors are of', embedding, store),
+      MESSAGE = format('column "%s" of table "%s" does not say which model its vectors are of',
+        embedding, store),
       HINT = format('Put the model''s id for …, and what the comment says already before it: '
         'COMMENT ON COLUMN %s.%I IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…'';', store, embedding);
   END IF;
@@ -110,9 +119,11 @@ BEGIN
                        _columns ->> 'segment_embedding');
   _column := coalesce(_found.column_name, concat('segment_embedding_', name)::name);
   _trigger := ml_rag._embedding_trigger(store, coalesce(_found.attnum, (
-    SELECT a.attnum FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = _default AND NOT a.attisdropped)));
+    SELECT a.attnum FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = _default
+      AND NOT a.attisdropped)));
   _segment := coalesce(_trigger.segment, _options #>> '{vector_store_columns,segment}', (
-    SELECT ml_rag._marked_columns(e.comment) ->> 'segment' FROM ml_rag._embeddings(store) AS e WHERE e.column_name = _default),
+    SELECT ml_rag._marked_columns(e.comment) ->> 'segment' FROM ml_rag._embeddings(store) AS e
+    WHERE e.column_name = _default),
     _columns ->> 'segment');
   PERFORM ml_rag._check_texts(store, _segment, _default);
   IF _trigger.later IS NOT NULL THEN
@@ -121,10 +132,12 @@ BEGIN
 
   _model := coalesce(_options ->> 'embed_model_id', _found.model_id, ml_rag._get_setting('embed_model_id'));
   IF _model ~ '[[:space:],;]' THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the model id cannot stand in the marker of a vector store',
+    RAISE EXCEPTION USING ERRCODE = '22023',
+      MESSAGE = 'the model id cannot stand in the marker of a vector store',
       DETAIL = format('Model id %L; blanks, commas and semicolons end the marker.', _model);
   ELSIF _found.model_id <> _model OR _found.type <> _options ->> 'type' THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('embedding "%s" of "%s" exists already, with another model or type',
+    RAISE EXCEPTION USING ERRCODE = '22023',
+      MESSAGE = format('embedding "%s" of "%s" exists already, with another model or type',
       name, store),
       DETAIL = format('It is of model %s and type %s.', _found.model_id, _found.type),
       HINT = 'Go on with that model and type, or give another name.';
@@ -138,12 +151,14 @@ BEGIN
   _dimensions := @vector@.vector_dims(ml_rag.embed('dimensions', _model));
   IF _found.dimensions <> _dimensions THEN
     RAISE EXCEPTION USING ERRCODE = '22000', MESSAGE = 'the model''s embeddings do not fit the column',
-      DETAIL = format('The model answers %s dimensions, column %I has %s.', _dimensions, _column, _found.dimensions),
+      DETAIL = format('The model answers %s dimensions, column %I has %s.', _dimensions, _column,
+        _found.dimensions),
       HINT = 'The model has changed since the embedding was added: drop it, and add it again.';
   ELSIF _method IS NOT NULL AND _dimensions > (CASE WHEN _index.class ~ 'bit_hamming_ops"?$' THEN 64000
     WHEN _index.class ~ 'halfvec_[a-z0-9]+_ops"?$' THEN 4000 ELSE 2000 END) THEN
     RAISE NOTICE USING MESSAGE = format('embedding "%s" of "%s" gets no index', name, store),
-      DETAIL = format('An index holds vectors of 2000 dimensions and half vectors of 4000; the column is %s(%s).', _type,
+      DETAIL = format('An index holds vectors of 2000 dimensions and half vectors of 4000; the column is '
+        '%s(%s).', _type,
         _dimensions),
       HINT = 'Searches scan the table.';
     _method := NULL;
@@ -156,16 +171,20 @@ BEGIN
     RAISE NOTICE USING MESSAGE = format('embedding "%s" of "%s" is made from the beginning', name, store),
       DETAIL = 'Its trigger was dropped or disabled: nobody knows which texts have changed.';
   ELSIF _found.attnum IS NULL THEN
-    IF EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = _column AND NOT a.attisdropped) THEN
-      RAISE EXCEPTION USING ERRCODE = '42701', MESSAGE = format('table "%s" has a column "%s" already', store, _column),
+    IF EXISTS (SELECT FROM pg_attribute AS a
+      WHERE a.attrelid = store AND a.attname = _column AND NOT a.attisdropped) THEN
+      RAISE EXCEPTION USING ERRCODE = '42701',
+        MESSAGE = format('table "%s" has a column "%s" already', store, _column),
         HINT = format('Give another name, or ALTER TABLE %s RENAME COLUMN …;', store);
     END IF;
     PERFORM ml_rag._warn_of_subscribers(store, _column, _type);
   END IF;
   RETURN jsonb_build_object(
-    'relation', store::oid::bigint, 'owner', (SELECT c.relowner::bigint FROM pg_class AS c WHERE c.oid = store),
+    'relation', store::oid::bigint, 'owner', (SELECT c.relowner::bigint FROM pg_class AS c
+      WHERE c.oid = store),
     'store', store::oid::bigint, 'vector_store', ml_rag._full_name(store),
-    'embedding', name, 'column_name', _column, 'default_column', _default, 'segment', _segment, 'model_id', _model,
+    'embedding', name, 'column_name', _column, 'default_column', _default, 'segment', _segment,
+    'model_id', _model,
     'type', _type, 'starts_anew', _starts_anew, 'index_method', _method, 'index_class', _index.class,
     'index_options', _index.storage, 'any_index', NOT coalesce($3 ?| '{index,distance_metric}', false),
     'batch_size', _options -> 'batch_size', 'lock_seconds', _options -> 'lock_seconds');
@@ -175,7 +194,8 @@ $$;
 CREATE FUNCTION ml_rag._prepare_embedding(job ml_rag._embedding_job) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the column, and a trigger for it and for the default embedding, unless they are there
--- Of a store that has several, no embedding is NOT NULL: a row that has a new text has none until it is embedded.
+-- Of a store that has several, no embedding is NOT NULL: a row that has a new text has none until it is
+-- embedded.
 -- Writes: the table's definition, as the caller
 DECLARE
   _relation text := ml_rag._relation_name(job.store);
@@ -203,13 +223,16 @@ BEGIN
     -- Citus refuses it, and the default of the type mostly is what is there
     IF NOT ml_rag._is_distributed(job.store) THEN
       EXECUTE format('ALTER TABLE %s ALTER COLUMN %I SET STORAGE %s', _relation, job.column_name,
-        CASE _default.attstorage WHEN 'p' THEN 'PLAIN' WHEN 'e' THEN 'EXTERNAL' WHEN 'm' THEN 'MAIN' ELSE 'EXTENDED' END);
+        CASE _default.attstorage WHEN 'p' THEN 'PLAIN' WHEN 'e' THEN 'EXTERNAL' WHEN 'm' THEN 'MAIN'
+          ELSE 'EXTENDED' END);
     END IF;
     EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _relation, job.column_name,
       -- with the columns that the marker of the default one names
-      ml_rag._mark_keys(format('GENAI_OPTIONS=EMBED_MODEL_ID=%s,EMBEDDING=%s', job.model_id, job.embedding), coalesce((
+      ml_rag._mark_keys(format('GENAI_OPTIONS=EMBED_MODEL_ID=%s,EMBEDDING=%s', job.model_id, job.embedding),
+        coalesce((
         SELECT jsonb_object_agg(upper(c.key), c.value)
-        FROM jsonb_each_text(ml_rag._marked_columns(col_description(job.store, _default.attnum))) AS c), '{}')));
+        FROM jsonb_each_text(ml_rag._marked_columns(col_description(job.store, _default.attnum))) AS c),
+          '{}')));
     FOR _grant IN SELECT * FROM aclexplode(_default.attacl) LOOP
       EXECUTE format('GRANT %s (%I) ON %s TO %s%s', _grant.privilege_type, job.column_name, _relation,
         CASE _grant.grantee WHEN 0 THEN 'PUBLIC' ELSE _grant.grantee::regrole::text END,
@@ -242,22 +265,25 @@ $$;
 
 CREATE FUNCTION ml_rag._index_embedding(job ml_rag._embedding_job, analyzes_all boolean) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the index that is wanted, unless there is one of its kind, or any where the caller left it open; filling one row by row
--- takes far longer. Nobody can write to the table while it is built, and one session builds it. And fresh statistics: of the column,
--- or of the whole table (analyzes_all), once it has the index: they decide which columns a question can state conditions on
+-- purpose: the index that is wanted, unless there is one of its kind, or any where the caller left it open;
+-- filling one row by row takes far longer. Nobody can write to the table while it is built, and one session
+-- builds it. And fresh statistics: of the column, or of the whole table (analyzes_all), once it has the
+-- index: they decide which columns a question can state conditions on
 -- Writes: an index, as the caller
 DECLARE
   _is_made boolean := false;
 BEGIN
   IF job.index_method IS NOT NULL
-    AND pg_try_advisory_xact_lock(hashtextextended(format('ml_rag index %s %s', job.store::oid, job.column_name), 0)) AND NOT EXISTS (
+    AND pg_try_advisory_xact_lock(hashtextextended(format('ml_rag index %s %s', job.store::oid,
+      job.column_name), 0)) AND NOT EXISTS (
     SELECT FROM pg_index AS x
     JOIN pg_class AS i ON i.oid = x.indexrelid
     JOIN pg_am AS m ON m.oid = i.relam
     JOIN pg_opclass AS o ON o.oid = x.indclass[0]
     JOIN pg_namespace AS n ON n.oid = o.opcnamespace
     WHERE x.indrelid = job.store AND x.indisvalid AND x.indnatts = 1
-      AND (job.any_index AND m.amname <> 'btree' OR m.amname = job.index_method AND format('%I.%I', n.nspname, o.opcname) = job.index_class
+      AND (job.any_index AND m.amname <> 'btree' OR m.amname = job.index_method
+        AND format('%I.%I', n.nspname, o.opcname) = job.index_class
            AND x.indpred IS NULL)
       -- what stands in an expression is its dependency
       AND EXISTS (SELECT FROM pg_attribute AS a JOIN pg_depend AS d ON d.refclassid = 'pg_class'::regclass
@@ -270,12 +296,14 @@ BEGIN
     _is_made := true;
   END IF;
   IF _is_made OR NOT analyzes_all THEN
-    EXECUTE concat('ANALYZE ', ml_rag._relation_name(job.store), CASE WHEN NOT analyzes_all THEN format(' (%I)', job.column_name) END);
+    EXECUTE concat('ANALYZE ', ml_rag._relation_name(job.store),
+      CASE WHEN NOT analyzes_all THEN format(' (%I)', job.column_name) END);
   END IF;
 END
 $$;
 
-CREATE PROCEDURE ml_rag.add_embedding(store regclass, name text, options jsonb DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
+CREATE PROCEDURE ml_rag.add_embedding(store regclass, name text, options jsonb DEFAULT NULL,
+  INOUT result jsonb DEFAULT NULL)
 LANGUAGE plpgsql
 AS $$
 -- purpose: one more embedding of a store that stays in use, a commit after each step
@@ -286,17 +314,18 @@ DECLARE
 $$;
 COMMENT ON PROCEDURE ml_rag.add_embedding(regclass, text, jsonb, jsonb) IS
 $$adds another embedding of its texts to a vector store that stays in use: CALL ml_rag.add_embedding('handbook', 'e5')
-A column beside segment_embedding is filled in batches, with a commit after each; rows that come or change meanwhile are
-embedded too. Nobody waits for a model: not who reads the table, nor who writes to it. A call that was cancelled or broke
-off goes on where it was when called again, and one that finished fills what has come since. Loads fill every embedding of
-a store; a row that is inserted by hand has none, and one whose text is changed loses those that the same statement does
-not set. ml_rag.use_embedding makes it the default, ml_rag.drop_embedding drops it; docs/embeddings.md has the rest. For
-the owner of a table, partitioned or not; not inside a transaction block.
+A column beside segment_embedding is filled in batches, with a commit after each; rows that come or change
+meanwhile are embedded too. Nobody waits for a model: not who reads the table, nor who writes to it. A call
+that was cancelled or broke off goes on where it was when called again, and one that finished fills what has
+come since. Loads fill every embedding of a store; a row that is inserted by hand has none, and one whose text
+is changed loses those that the same statement does not set. ml_rag.use_embedding makes it the default,
+ml_rag.drop_embedding drops it; docs/embeddings.md has the rest. For the owner of a table, partitioned or not;
+not inside a transaction block.
 options: SELECT * FROM ml_rag.option WHERE routine IN ('add_embedding', 'index').
-result: {"vector_store", "embedding", "embed_model_id", "segments" embedded by this call, "failed", "first_error",
-"pending", "seconds"}. pending: rows without one at the end: those that failed, that others were just changing, or that
-another call has: several share a table.
-Errors: 22000 the model has other dimensions by now; 22023 bad option, name, model or table that is not
-a vector store; 25001; 25006 read-only; 42701; 42704 dropped meanwhile; 42P01; 42501; 55000 a table or isolation level that
-it cannot do, hidden rows, a trigger after its own, made anew meanwhile; 55006 another session has just added another of that name;
-55P03 lock_timeout: what was done is kept; 08006; 53300; 57014; 38000.$$;
+result: {"vector_store", "embedding", "embed_model_id", "segments" embedded by this call, "failed",
+"first_error", "pending", "seconds"}. pending: rows without one at the end: those that failed, that others
+were just changing, or that another call has: several share a table.
+Errors: 22000 the model has other dimensions by now; 22023 bad option, name, model or table that is not a
+vector store; 25001; 25006 read-only; 42701; 42704 dropped meanwhile; 42P01; 42501; 55000 a table or isolation
+level that it cannot do, hidden rows, a trigger after its own, made anew meanwhile; 55006 another session has
+just added another of that name; 55P03 lock_timeout: what was done is kept; 08006; 53300; 57014; 38000.$$;

@@ -1,8 +1,10 @@
--- citus: a store as a distributed table of Citus: its shards, their keyword indexes, and the table by way of which they are asked.
+-- citus: a store as a distributed table of Citus: its shards, their keyword indexes, and the table by way of
+-- which they are asked.
 
 CREATE FUNCTION ml_rag._check_distribution(store regclass) RETURNS name
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: that a store of the caller's can be a distributed table, and still do what it does; the column by which its rows go to
+-- purpose: that a store of the caller's can be a distributed table, and still do what it does; the column by
+-- which its rows go to
 -- shards: of a table with a vectorizer any of Citus's, or the first of its key
 DECLARE
   _key name;
@@ -20,26 +22,32 @@ BEGIN
       DETAIL = 'Citus is not installed in this database.', HINT = 'CREATE EXTENSION citus;';
   END IF;
   SELECT w.why, w.hint INTO _why, _hint FROM (
-    SELECT 'It is partitioned, or inherits from a table or another from it.', 'Insert its rows into an ordinary store.'
+    SELECT 'It is partitioned, or inherits from a table or another from it.',
+      'Insert its rows into an ordinary store.'
     FROM pg_class AS c WHERE c.oid = store AND (c.relkind <> 'r' OR c.relispartition OR c.relhassubclass
       OR EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = store))
     UNION ALL
     SELECT 'Another table, such as a node group, refers to its rows.', NULL
     FROM pg_constraint AS k WHERE k.confrelid = store AND k.conrelid <> store
     UNION ALL
-    SELECT format('It has trigger %I; so have tables whose vectorizer has "destination" table or "mode" immediate.', t.tgname), NULL
+    SELECT format('It has trigger %I; so have tables whose vectorizer has "destination" table or "mode" '
+      'immediate.', t.tgname), NULL
     FROM pg_trigger AS t WHERE t.tgrelid = store AND NOT t.tgisinternal AND t.tgname !~ '^truncate_trigger_'
-      AND t.tgfoid <> ALL ('{ml_rag._keep_keywords(),ml_rag._empty_embedding(),ml_rag._wake_workers()}'::regprocedure[])
+      AND t.tgfoid
+        <> ALL ('{ml_rag._keep_keywords(),ml_rag._empty_embedding(),ml_rag._wake_workers()}'::regprocedure[])
     UNION ALL
-    SELECT format('Unique index %s lacks %I, by which rows are distributed.', x.indexrelid::regclass, _key), 'Drop it.'
+    SELECT format('Unique index %s lacks %I, by which rows are distributed.', x.indexrelid::regclass, _key),
+      'Drop it.'
     FROM pg_index AS x JOIN pg_attribute AS a ON a.attrelid = store AND a.attname = _key
     WHERE x.indrelid = store AND x.indisunique AND a.attnum <> ALL (x.indkey::smallint[])
     UNION ALL
     SELECT 'Citus distributes it by another column than document_id.', NULL
-    WHERE ml_rag._is_distributed(store) AND ml_rag._distribution_column(store) IS DISTINCT FROM coalesce(_key, '')
+    WHERE ml_rag._is_distributed(store)
+      AND ml_rag._distribution_column(store) IS DISTINCT FROM coalesce(_key, '')
   ) AS w (why, hint) LIMIT 1;
   IF _why IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot be distributed', store), DETAIL = _why,
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot be distributed', store),
+      DETAIL = _why,
       HINT = coalesce(_hint, '');
   END IF;
   RETURN _key;
@@ -48,8 +56,10 @@ $$;
 
 CREATE FUNCTION ml_rag._place_calls(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the table of calls of a distributed store: one row in each shard, of any key that belongs there, with the shard's id
--- Everybody may read these numbers: what is asked by way of them is answered to a role that may read the store.
+-- purpose: the table of calls of a distributed store: one row in each shard, of any key that belongs there,
+-- with the shard's id
+-- Everybody may read these numbers: what is asked by way of them is answered to a role that may read the
+-- store.
 -- Writes: a new table, as the caller
 DECLARE
   _calls text := (SELECT format('%I.%I', n.nspname, ml_rag._calls_name(c.relname)) FROM pg_class AS c
@@ -69,7 +79,8 @@ BEGIN
   -- enough that every shard is met: the chance that one is not is less than 1 : 10 to the 12
   EXECUTE format('INSERT INTO %s SELECT (array_agg(s.key ORDER BY s.n))[1], s.shard'
     ' FROM (SELECT k.n, k.key, get_shard_id_for_distribution_column(%L::regclass, k.key) AS shard'
-    ' FROM (SELECT u.n, %s AS key FROM generate_series(1, %s) AS u (n)) AS k) AS s GROUP BY s.shard', _calls, store,
+    ' FROM (SELECT u.n, %s AS key FROM generate_series(1, %s) AS u (n)) AS k) AS s GROUP BY s.shard',
+    _calls, store,
     CASE _type WHEN 'uuid' THEN 'md5(u.n::text)::uuid' ELSE 'u.n::' || _type END, 40 * _shards + 100);
 END
 $$;
@@ -95,19 +106,25 @@ BEGIN
     PERFORM ml_rag._lock_table(store, 'ACCESS EXCLUSIVE');
     PERFORM ml_rag.disable_keyword_search(store) WHERE _index.store IS NOT NULL;
     EXECUTE format('SELECT create_distributed_table(%L, %L, colocate_with => ''none'', shard_count => %s)',
-      ml_rag._full_name(store), _key, coalesce(_options ->> 'shard_count', current_setting('citus.shard_count')));
+      ml_rag._full_name(store), _key,
+        coalesce(_options ->> 'shard_count', current_setting('citus.shard_count')));
     -- Citus leaves the rows in the local table, where no query sees them
     EXECUTE format('SELECT truncate_local_data_after_distributing_table(%L)', ml_rag._full_name(store));
   END IF;
   PERFORM ml_rag._place_calls(store);
   IF _index.store IS NOT NULL THEN
-    PERFORM ml_rag._index_keywords(store, jsonb_build_object('segment', _index.segment, 'text_search_configuration', _index.configuration,
+    PERFORM ml_rag._index_keywords(store,
+      jsonb_build_object('segment', _index.segment, 'text_search_configuration', _index.configuration,
       'k1', _index.k1, 'b', _index.b, 'statistics', _index.statistics), true);
-    _missing := (SELECT string_agg(a.shard, ', ' ORDER BY a.shard) FROM ml_rag._ask_shards(ARRAY[store], '{"call": "describe"}') AS a
-                 WHERE a.answer -> 'keyword index' IS DISTINCT FROM ml_rag._describe(store) -> 'keyword index');
+    _missing := (SELECT string_agg(a.shard, ', ' ORDER BY a.shard)
+      FROM ml_rag._ask_shards(ARRAY[store], '{"call": "describe"}') AS a
+                 WHERE a.answer -> 'keyword index' IS DISTINCT FROM ml_rag._describe(store) ->
+                   'keyword index');
     IF _missing IS NOT NULL THEN
-      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('not all shards of "%s" have got its keyword index', store),
-        DETAIL = format('These have not: %s.', left(_missing, 1000)), HINT = 'The logs of the workers say why.';
+      RAISE EXCEPTION USING ERRCODE = '55000',
+        MESSAGE = format('not all shards of "%s" have got its keyword index', store),
+        DETAIL = format('These have not: %s.', left(_missing, 1000)),
+        HINT = 'The logs of the workers say why.';
     END IF;
   END IF;
 @CATCH@
@@ -115,8 +132,10 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.distribute_store(regclass, jsonb) IS
 $$distributes a vector store over the workers of Citus: ml_rag.distribute_store('handbook', '{"shard_count": 32}')
-Its rows go to shards by document_id, those of a table with a vectorizer by its key, with a keyword index on each where the store
-has one. Of a store that is distributed already it makes anew what its shards lack, as after they were split. For the owner of the
-store; everybody waits meanwhile. options: SELECT * FROM ml_rag.option WHERE routine = 'distribute_store'.
-Errors: 0A000 Citus is not installed; 22023 bad option; 25006; 42P01; 42501; 55000 the store has node groups, partitions, or a
-vectorizer with segments or in mode immediate, or a shard gets no keyword index; 55P03 lock_timeout; those of Citus.$$;
+Its rows go to shards by document_id, those of a table with a vectorizer by its key, with a keyword index on
+each where the store has one. Of a store that is distributed already it makes anew what its shards lack, as
+after they were split. For the owner of the store; everybody waits meanwhile. options: SELECT * FROM
+ml_rag.option WHERE routine = 'distribute_store'.
+Errors: 0A000 Citus is not installed; 22023 bad option; 25006; 42P01; 42501; 55000 the store has node groups,
+partitions, or a vectorizer with segments or in mode immediate, or a shard gets no keyword index; 55P03
+lock_timeout; those of Citus.$$;

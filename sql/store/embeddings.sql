@@ -1,10 +1,12 @@
 -- embeddings: several embeddings of the texts of one store; docs/embeddings.md tells it as a whole.
--- Each is a column whose comment says so (store/marker). No column ever changes its model: a call that has found a store,
--- and has the question embedded for one of its columns, searches that column, whatever has become the default meanwhile.
+-- Each is a column whose comment says so (store/marker). No column ever changes its model: a call that has
+-- found a store, and has the question embedded for one of its columns, searches that column, whatever has
+-- become the default meanwhile.
 
 CREATE FUNCTION ml_rag._check_embedding_table(store regclass, not_on_shards text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: whether a relation can get embeddings, and from this caller; not_on_shards: why shards of Citus cannot have what it gets
+-- purpose: whether a relation can get embeddings, and from this caller; not_on_shards: why shards of Citus
+-- cannot have what it gets
 DECLARE
   _parts oid[];
   _why text;
@@ -20,8 +22,10 @@ BEGIN
       THEN 'It inherits from another table, or another from it.'
     WHEN EXISTS (SELECT FROM pg_class AS p WHERE p.oid = ANY (_parts) AND p.relkind = 'f')
       THEN 'A partition of it is a foreign table.'
-    WHEN ml_rag._is_distributed(c.oid) AND not_on_shards IS NOT NULL THEN 'Citus distributes it: ' || not_on_shards
-    WHEN ml_rag._is_distributed(c.oid) AND ml_rag._calls_of(c.oid) IS NULL THEN 'Citus distributes it, and it has no table of calls.'
+    WHEN ml_rag._is_distributed(c.oid) AND not_on_shards IS NOT NULL THEN
+      'Citus distributes it: ' || not_on_shards
+    WHEN ml_rag._is_distributed(c.oid) AND ml_rag._calls_of(c.oid) IS NULL THEN
+      'Citus distributes it, and it has no table of calls.'
     END, CASE WHEN c.relkind IN ('v', 'm') THEN 'Name the table below it; a view of it is searched then, too.'
       WHEN ml_rag._is_distributed(c.oid) AND not_on_shards IS NULL
         THEN format('SELECT ml_rag.distribute_store(%L); makes one.', store) ELSE '' END
@@ -29,14 +33,17 @@ BEGIN
   FROM pg_class AS c WHERE c.oid = store;
   IF _why IS NULL AND (SELECT bool_or(row_security_active(p.oid)) FROM unnest(_parts) AS p (oid)) THEN
     _why := 'Row-level security hides rows of it from its owner.';
-    _hint := format('First: ALTER TABLE %1$s NO FORCE ROW LEVEL SECURITY; afterwards: ALTER TABLE %1$s FORCE ROW LEVEL SECURITY;', store);
-  ELSIF _why IS NULL AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+    _hint := format('First: ALTER TABLE %1$s NO FORCE ROW LEVEL SECURITY; afterwards: ALTER TABLE %1$s FORCE '
+      'ROW LEVEL SECURITY;', store);
+  ELSIF _why IS NULL AND current_setting('transaction_isolation') NOT IN ('read committed',
+    'read uncommitted') THEN
     _why := format('The isolation level is %s, which hides what others have just changed.',
       current_setting('transaction_isolation'));
     _hint := 'First: SET default_transaction_isolation = ''read committed''; then call it again.';
   END IF;
   IF _why IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the embeddings of "%s" cannot be changed', store),
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('the embeddings of "%s" cannot be changed', store),
       DETAIL = _why, HINT = _hint;
   END IF;
 END
@@ -52,7 +59,8 @@ BEGIN
   IF NOT FOUND THEN
     RAISE EXCEPTION USING ERRCODE = '42704',
       MESSAGE = format('"%s" has no embedding "%s"', store, coalesce(left(name, 100), 'NULL')),
-      DETAIL = format('It has: %s.', coalesce((SELECT string_agg(e.name, ', ') FROM ml_rag._embeddings(store) AS e), 'none')),
+      DETAIL = format('It has: %s.',
+        coalesce((SELECT string_agg(e.name, ', ') FROM ml_rag._embeddings(store) AS e), 'none')),
       HINT = 'CALL ml_rag.add_embedding makes one.';
   END IF;
 END
@@ -65,7 +73,8 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 DECLARE
   _n bigint;
 BEGIN
-  EXECUTE format('SELECT count(*) FROM %s AS t WHERE t.%I IS NULL AND t.%I ~ ''[^[:space:]]''', ml_rag._relation_name(store),
+  EXECUTE format('SELECT count(*) FROM %s AS t WHERE t.%I IS NULL AND t.%I ~ ''[^[:space:]]''',
+    ml_rag._relation_name(store),
     column_name, segment) INTO _n;
   RETURN _n;
 END
@@ -86,7 +95,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag.use_embedding(store regclass, name text, allow_pending boolean DEFAULT false) RETURNS text
+CREATE FUNCTION ml_rag.use_embedding(store regclass, name text,
+  allow_pending boolean DEFAULT false) RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: another default embedding, by the comments alone: a lock that neither readers nor writers wait for
 -- Reads: the store, as the caller  Writes: the comments of its columns
@@ -118,22 +128,26 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '55000',
       MESSAGE = format('%s rows of "%s" have no embedding "%s"', _pending, store, name),
       DETAIL = 'Semantic search would not find them.',
-      HINT = format('CALL ml_rag.add_embedding(%L, %L) embeds them; ml_rag.use_embedding(%1$L, %2$L, true) goes without.',
+      HINT = format('CALL ml_rag.add_embedding(%L, %L) embeds them; ml_rag.use_embedding(%1$L, %2$L, true) '
+        'goes without.',
         store, name);
   END IF;
   PERFORM ml_rag._lock_table(store, 'SHARE UPDATE EXCLUSIVE');
   _former := (SELECT e.name FROM ml_rag._embeddings(store) AS e WHERE e.is_default);
-  FOR _one IN SELECT e.* FROM ml_rag._embeddings(store) AS e WHERE e.is_default OR e.attnum = _found.attnum LOOP
+  FOR _one IN SELECT e.* FROM ml_rag._embeddings(store) AS e
+    WHERE e.is_default OR e.attnum = _found.attnum LOOP
     EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _relation, _one.column_name,
       -- segment_embedding is the default where no other column is
       ml_rag._mark_keys(_one.comment, jsonb_build_object('EMBEDDING', _one.name,
         'DEFAULT', CASE WHEN NOT _one.is_default AND _one.column_name <> 'segment_embedding' THEN true END)));
   END LOOP;
   IF _found.model_id <> ml_rag._get_setting('embed_model_id') THEN
-    RAISE NOTICE USING MESSAGE = format('calls that name neither model nor store do not search "%s" now', store),
+    RAISE NOTICE USING
+      MESSAGE = format('calls that name neither model nor store do not search "%s" now', store),
       DETAIL = format('Its vectors are of %s, the default embedding model is %s.', _found.model_id,
         ml_rag._get_setting('embed_model_id')),
-      HINT = format('When all stores have changed: SELECT ml_rag.configure(''embed_model_id'', %L);', _found.model_id);
+      HINT = format('When all stores have changed: SELECT ml_rag.configure(''embed_model_id'', %L);',
+        _found.model_id);
   END IF;
   RETURN _former;
 @CATCH@
@@ -141,14 +155,15 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.use_embedding(regclass, text, boolean) IS
 $$makes an embedding of a vector store its default one; returns the name of the former, which stays
-It is searched wherever a call names no other, and its model is what the store is found by. Only comments of columns are
-changed, so that nobody waits; a call that is under way ends with the embedding that it began with. Node groups keep their
-vectors, and are searched with the model that made them. For the table's owner.
-allow_pending: also where rows have none yet. Errors: 42704 no such embedding; 55000 rows without one, or its trigger was
-dropped or disabled; those of ml_rag.add_embedding about the table.$$;
+It is searched wherever a call names no other, and its model is what the store is found by. Only comments of
+columns are changed, so that nobody waits; a call that is under way ends with the embedding that it began
+with. Node groups keep their vectors, and are searched with the model that made them. For the table's owner.
+allow_pending: also where rows have none yet. Errors: 42704 no such embedding; 55000 rows without one, or its
+trigger was dropped or disabled; those of ml_rag.add_embedding about the table.$$;
 
 CREATE FUNCTION ml_rag.drop_embedding(store regclass, name text) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT SET citus.enable_unsafe_triggers = on AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT SET citus.enable_unsafe_triggers = on AS $$
 -- Writes: the table's definition, as the caller
 DECLARE
   _found record;
@@ -162,7 +177,8 @@ BEGIN
     _found := ml_rag._find_embedding(store, name);
   END IF;
   IF _found.is_default THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('embedding "%s" is the default one of "%s"', name, store),
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('embedding "%s" is the default one of "%s"', name, store),
       HINT = 'ml_rag.use_embedding makes another one the default.';
   END IF;
   PERFORM ml_rag._drop_column(store, _found.column_name, _found.attnum);
@@ -179,11 +195,12 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.drop_embedding(regclass, text) IS
 $$drops an embedding of a vector store, with its column, index and trigger; for the table's owner
-Calls that have found the store by it just then fail with 42703. Errors: 2BP01 other objects depend on the column; 25006;
-42704 no such embedding; 42P01; 42501; 55000 it is the default one; 55P03 lock_timeout.$$;
+Calls that have found the store by it just then fail with 42703. Errors: 2BP01 other objects depend on the
+column; 25006; 42704 no such embedding; 42P01; 42501; 55000 it is the default one; 55P03 lock_timeout.$$;
 
 CREATE FUNCTION ml_rag.embeddings(store regclass)
-RETURNS TABLE (name text, column_name name, embed_model_id text, type text, dimensions integer, indexes text[],
+RETURNS TABLE (name text, column_name name, embed_model_id text, type text, dimensions integer,
+  indexes text[],
                segments bigint, pending bigint, is_default boolean)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 2 SET search_path FROM CURRENT AS $$
 -- purpose: the embeddings of a store that the caller may read  Reads: the store, as the caller
@@ -206,7 +223,8 @@ BEGIN
                      WHERE x.indrelid = store AND x.indkey[0] = _one.attnum ORDER BY i.relname);
     EXECUTE format('SELECT count(t.%1$I), count(*) FILTER (WHERE t.%1$I IS NULL AND %2$s) FROM %3$s AS t',
         _one.column_name, CASE WHEN EXISTS (
-          SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = _one.segment AND NOT a.attisdropped
+          SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = _one.segment
+            AND NOT a.attisdropped
             AND has_column_privilege(store, a.attnum, 'SELECT'))
         THEN format('t.%I ~ ''[^[:space:]]''', _one.segment) ELSE 'true' END, _relation)
       INTO segments, pending;
@@ -217,7 +235,7 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.embeddings(regclass) IS
 $$the embeddings of a vector store that the caller may read: SELECT * FROM ml_rag.embeddings('handbook')
-The default one comes first. name: for option "embedding" of an arm, and ml_rag.use_embedding; an embedding that was given none has
-its model's id.
-indexes: of its column. segments: rows that have it, of those the caller sees. pending: rows with a text that have not;
-CALL ml_rag.add_embedding fills them. The table is read once for each.$$;
+The default one comes first. name: for option "embedding" of an arm, and ml_rag.use_embedding; an embedding
+that was given none has its model's id.
+indexes: of its column. segments: rows that have it, of those the caller sees. pending: rows with a text that
+have not; CALL ml_rag.add_embedding fills them. The table is read once for each.$$;

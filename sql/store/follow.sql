@@ -1,19 +1,22 @@
--- follow: the trigger that keeps an embedding true to its text: of a store that has several, and of ml_embed_table.
--- Where a text changes and its embedding does not, the embedding is emptied: a vector of another text is never searched.
+-- follow: the trigger that keeps an embedding true to its text: of a store that has several, and of
+-- ml_embed_table. Where a text changes and its embedding does not, the embedding is emptied: a vector of
+-- another text is never searched.
 
 CREATE FUNCTION ml_rag._empty_embedding() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 -- purpose: a text that has changed without its embedding has none
--- It runs as whoever writes the table, who may have no privilege on ml_rag, and touches nothing but the row: without pgvector's
--- schema in its path, as others may be allowed to create operators there. Which column,
--- whatever its name by now: the one that the trigger's own condition names, and for a partition that of the whole table.
+-- It runs as whoever writes the table, who may have no privilege on ml_rag, and touches nothing but the row:
+-- without pgvector's schema in its path, as others may be allowed to create operators there. Which column,
+-- whatever its name by now: the one that the trigger's own condition names, and for a partition that of the
+-- whole table.
 -- Reads: the catalog
 DECLARE
   _relation oid := coalesce(pg_partition_root(TG_RELID), TG_RELID);
 BEGIN
-  IF TG_NARGS = 1 AND EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = TG_RELID AND a.attname = 'segment_embedding'
+  IF TG_NARGS = 1 AND EXISTS (SELECT FROM pg_attribute AS a
+    WHERE a.attrelid = TG_RELID AND a.attname = 'segment_embedding'
                               AND NOT a.attisdropped) THEN
     -- a vectorizer's, as long as the column has its name: the rest takes many times as long
     NEW.segment_embedding := NULL;
@@ -27,7 +30,8 @@ BEGIN
     JOIN pg_attribute AS a ON a.attrelid = t.tgrelid AND a.attnum = d.refobjsubid
       AND a.atttypid IN (
         SELECT v.objid FROM pg_extension AS e
-        JOIN pg_depend AS v ON v.refclassid = 'pg_extension'::regclass AND v.refobjid = e.oid AND v.classid = 'pg_type'::regclass
+        JOIN pg_depend AS v ON v.refclassid = 'pg_extension'::regclass AND v.refobjid = e.oid
+          AND v.classid = 'pg_type'::regclass
           AND v.deptype = 'e'
         WHERE e.extname = 'vector')
     WHERE t.tgrelid = _relation AND t.tgname = TG_NAME));
@@ -50,17 +54,20 @@ BEGIN
     JOIN pg_depend AS d ON d.classid = 'pg_attrdef'::regclass AND d.objid = e.oid
       OR d.classid = 'pg_class'::regclass AND d.objid = e.adrelid AND d.objsubid = e.adnum
     JOIN pg_attribute AS b ON b.attrelid = e.adrelid AND b.attnum = d.refobjsubid
-    WHERE e.adrelid = store AND e.adnum = _attnum AND d.refclassid = 'pg_class'::regclass AND d.refobjid = store
+    WHERE e.adrelid = store AND e.adnum = _attnum AND d.refclassid = 'pg_class'::regclass
+      AND d.refobjid = store
       AND d.refobjsubid NOT IN (0, _attnum) ORDER BY b.attname);
 END
 $$;
 
-CREATE FUNCTION ml_rag._embedding_trigger(relation oid, attnum smallint, OUT name name, OUT segment name, OUT is_on boolean,
+CREATE FUNCTION ml_rag._embedding_trigger(relation oid, attnum smallint, OUT name name, OUT segment name,
+  OUT is_on boolean,
   OUT later name)
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the trigger that keeps an embedding true to its text: the column of the text, null where it is generated, whether it
--- has been on all the
--- time (ENABLE TRIGGER makes another state of it), and another trigger that runs after it; null = there is none
+-- purpose: the trigger that keeps an embedding true to its text: the column of the text, null where it is
+-- generated, whether it has been on all the
+-- time (ENABLE TRIGGER makes another state of it), and another trigger that runs after it; null = there is
+-- none
 -- Reads: the catalog
 DECLARE
   _parts oid[] := ml_rag._parts(relation);
@@ -71,7 +78,8 @@ BEGIN
       WHERE d.classid = 'pg_trigger'::regclass AND d.objid = t.oid AND d.refclassid = 'pg_class'::regclass
         AND d.refobjid = relation AND d.refobjsubid NOT IN (0, _embedding_trigger.attnum)
         AND NOT EXISTS (SELECT FROM pg_attribute AS g WHERE g.attrelid = relation AND g.attgenerated <> ''
-                        AND NOT g.attisdropped AND a.attname = ANY (ml_rag._text_columns(relation, g.attname))) LIMIT 1)
+                        AND NOT g.attisdropped
+                        AND a.attname = ANY (ml_rag._text_columns(relation, g.attname))) LIMIT 1)
   INTO name, segment
   FROM pg_trigger AS t
   WHERE t.tgrelid = relation AND t.tgfoid = 'ml_rag._empty_embedding()'::regprocedure AND EXISTS (
@@ -93,9 +101,11 @@ CREATE FUNCTION ml_rag._later_trigger(store regclass, name name) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: complain about a trigger that could change the text after ours has looked at it
 BEGIN
-  RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('trigger "%s" of "%s" runs after that of ml_rag', name, store),
+  RAISE EXCEPTION USING ERRCODE = '55000',
+    MESSAGE = format('trigger "%s" of "%s" runs after that of ml_rag', name, store),
     DETAIL = 'It could change a text whose embedding is kept. Triggers run in the order of their names.',
-    HINT = format('ALTER TRIGGER %I ON %s RENAME TO …; where it has changed texts, drop the embedding and add it again.',
+    HINT = format('ALTER TRIGGER %I ON %s RENAME TO …; where it has changed texts, drop the embedding and '
+      'add it again.',
       name, store);
 END
 $$;
@@ -105,7 +115,8 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether segment and document_name are generated, as a vectorizer makes them  Reads: the catalog
 BEGIN
   RETURN 2 = (SELECT count(*) FROM pg_attribute AS a
-              WHERE a.attrelid = relation AND a.attname IN ('segment', 'document_name') AND a.attgenerated = 's'
+              WHERE a.attrelid = relation AND a.attname IN ('segment', 'document_name')
+                AND a.attgenerated = 's'
                 AND a.atttypid = 'text'::regtype AND NOT a.attisdropped);
 END
 $$;
@@ -124,11 +135,14 @@ DECLARE
   _later name;
 BEGIN
   EXECUTE format('CREATE TRIGGER %I BEFORE UPDATE ON %s FOR EACH ROW '
-    'WHEN ((%3$s) AND OLD.%4$I OPERATOR(@vector@.=) NEW.%4$I) EXECUTE FUNCTION ml_rag._empty_embedding(%5$s)', _name, _relation,
-    (SELECT string_agg(format('OLD.%1$I::text COLLATE "C" IS DISTINCT FROM NEW.%1$I::text COLLATE "C"', c), ' OR ')
+    'WHEN ((%3$s) AND OLD.%4$I OPERATOR(@vector@.=) NEW.%4$I) EXECUTE FUNCTION ml_rag._empty_embedding(%5$s)',
+    _name, _relation,
+    (SELECT string_agg(format('OLD.%1$I::text COLLATE "C" IS DISTINCT FROM NEW.%1$I::text COLLATE "C"', c),
+      ' OR ')
      FROM unnest(ml_rag._text_columns(store, segment)) AS c), column_name,
     -- a vectorizer's
-    CASE WHEN column_name = 'segment_embedding' AND ml_rag._has_texts(store) THEN quote_literal(column_name) ELSE '' END);
+    CASE WHEN column_name = 'segment_embedding' AND ml_rag._has_texts(store) THEN quote_literal(column_name)
+      ELSE '' END);
   -- also for what a logical replication applies
   EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', _relation, _name);
   _later := (ml_rag._embedding_trigger(store, (SELECT a.attnum FROM pg_attribute AS a
@@ -164,7 +178,8 @@ BEGIN
     END;
   END IF;
   IF _why IS NOT NULL THEN
-    RAISE NOTICE USING MESSAGE = format('changed texts of "%s" will keep their embedding', store), DETAIL = _why,
+    RAISE NOTICE USING MESSAGE = format('changed texts of "%s" will keep their embedding', store),
+      DETAIL = _why,
       HINT = format('Set %I to NULL where a text changes, and call ml_embed_table again.', column_name);
   END IF;
 END

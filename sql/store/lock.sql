@@ -23,12 +23,15 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._lock_table(store regclass, mode text, longest numeric DEFAULT 10, call integer DEFAULT NULL)
+CREATE FUNCTION ml_rag._lock_table(store regclass, mode text, longest numeric DEFAULT 10,
+  call integer DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: a lock of a table until the end of the transaction, without holding others up while it is waited for
--- Whoever wants the table queues behind a lock that is waited for: so each wait is short at first, and at most longest
--- seconds, and in between the others are let through. The caller's own lock_timeout ends the waiting.
+-- purpose: a lock of a table until the end of the transaction, without holding others up while it is waited
+-- for
+-- Whoever wants the table queues behind a lock that is waited for: so each wait is short at first, and at
+-- most longest seconds, and in between the others are let through. The caller's own lock_timeout ends the
+-- waiting.
 DECLARE
   _lock_timeout text := current_setting('lock_timeout');
   _most numeric := nullif(extract(epoch FROM _lock_timeout::interval), 0);

@@ -1,16 +1,19 @@
 -- policy: policies that are asked before conditions of whoever reads.
 --
--- PostgreSQL evaluates what a row must meet in the order of costs, and counts leakproof conditions, such as comparisons of texts,
--- among the policies. One that costs less than the policy would come first and be evaluated for hidden rows, and EXPLAIN would
--- tell for how many it was true: by a subplan of the policy that was or was not executed, or by the pages that a second
--- condition reads of a long text. Nothing costs less than a subscript, (jsonb)[text] IS NOT NULL, which compares with a set of
--- texts for nothing. So policies on the tables of ml_rag are such subscripts themselves, of a set that is made once a statement;
--- of conditions that cost the same, the policy comes first, except under UNION ALL. Policies on tables that others own need a
--- function, which costs less than any operator, but more than a subscript: docs/security.md says what remains.
+-- PostgreSQL evaluates what a row must meet in the order of costs, and counts leakproof conditions, such as
+-- comparisons of texts, among the policies. One that costs less than the policy would come first and be
+-- evaluated for hidden rows, and EXPLAIN would tell for how many it was true: by a subplan of the policy that
+-- was or was not executed, or by the pages that a second condition reads of a long text. Nothing costs less
+-- than a subscript, (jsonb)[text] IS NOT NULL, which compares with a set of texts for nothing. So policies on
+-- the tables of ml_rag are such subscripts themselves, of a set that is made once a statement; of conditions
+-- that cost the same, the policy comes first, except under UNION ALL. Policies on tables that others own need
+-- a function, which costs less than any operator, but more than a subscript: docs/security.md says what
+-- remains.
 
 CREATE FUNCTION ml_rag._make_visible(relation regclass, types text[], condition text) RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET citus.enable_ddl_propagation = off AS $$
--- purpose: the function that the policy of a table asks; returns its name, which has the table's OID so that none is in its way
+-- purpose: the function that the policy of a table asks; returns its name, which has the table's OID so that
+-- none is in its way
 -- condition: SQL with $1, … of these types; as a parsed body it follows when a table that it reads is renamed
 -- Citus does not make it on its workers, which lack the table, nor warns that it cannot.
 -- Writes: a new function, of the table's owner
@@ -20,11 +23,14 @@ DECLARE
   -- with its types: a function of that name and of others may be there
   _signature text;
 BEGIN
-  SELECT c.relowner, format('%I.%I', n.nspname, format('%s_%s_visible', left(c.relname, 40), c.oid)) INTO _owner, _function
+  SELECT c.relowner, format('%I.%I', n.nspname, format('%s_%s_visible', left(c.relname, 40), c.oid))
+  INTO _owner, _function
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation;
   _signature := format('%s(%s)', _function, array_to_string(types, ', '));
-  EXECUTE format('CREATE FUNCTION %s RETURNS boolean LANGUAGE sql STABLE COST 0.000001 RETURN %s', _signature, condition);
-  EXECUTE format('COMMENT ON FUNCTION %s IS %L', _signature, format('made by ml_rag: who sees a row of %s', ml_rag._full_name(relation)));
+  EXECUTE format('CREATE FUNCTION %s RETURNS boolean LANGUAGE sql STABLE COST 0.000001 RETURN %s',
+    _signature, condition);
+  EXECUTE format('COMMENT ON FUNCTION %s IS %L', _signature,
+    format('made by ml_rag: who sees a row of %s', ml_rag._full_name(relation)));
   -- with the rights of whoever reads the table
   EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO PUBLIC', _signature);
   EXECUTE format('ALTER FUNCTION %s OWNER TO %s', _signature, _owner);
@@ -37,11 +43,11 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '100ms'
 AS $$
--- purpose: a function of ml_rag._make_visible goes with its table: those that no policy asks any more. Neither its name tells, as tables
--- have other OIDs in a database that was restored, nor its schema, which the table may have left.
--- As whoever drops the table, with that role's own rights.
--- Anybody can make functions that look like these, and hold locks of them. So one's own come first, no more than some are dropped
--- at once, and none is waited for: what is left goes with the next table.
+-- purpose: a function of ml_rag._make_visible goes with its table: those that no policy asks any more.
+-- Neither its name tells, as tables have other OIDs in a database that was restored, nor its schema, which
+-- the table may have left. As whoever drops the table, with that role's own rights.
+-- Anybody can make functions that look like these, and hold locks of them. So one's own come first, no more
+-- than some are dropped at once, and none is waited for: what is left goes with the next table.
 DECLARE
   _function regprocedure;
 BEGIN
@@ -49,7 +55,8 @@ BEGIN
     SELECT p.oid FROM pg_proc AS p
     WHERE p.proname ~ '_\d+_visible$' AND pg_has_role(p.proowner, 'USAGE')
       AND starts_with(left(obj_description(p.oid, 'pg_proc'), 15), 'made by ml_rag:')
-      AND NOT EXISTS (SELECT FROM pg_depend AS e WHERE e.refclassid = 'pg_proc'::regclass AND e.refobjid = p.oid
+      AND NOT EXISTS (SELECT FROM pg_depend AS e
+        WHERE e.refclassid = 'pg_proc'::regclass AND e.refobjid = p.oid
                       AND e.classid = 'pg_policy'::regclass)
     ORDER BY p.proowner <> quote_ident(current_user)::regrole, p.oid LIMIT 100
   LOOP
@@ -57,7 +64,8 @@ BEGIN
       EXECUTE format('DROP FUNCTION %s', _function);
     EXCEPTION WHEN dependent_objects_still_exist THEN
       -- the DROP does not fail by what the owner of the function has built upon it
-      RAISE NOTICE USING MESSAGE = format('function %s was kept', _function), DETAIL = 'Other objects depend on it.';
+      RAISE NOTICE USING MESSAGE = format('function %s was kept', _function),
+        DETAIL = 'Other objects depend on it.';
     WHEN undefined_function OR syntax_error THEN
       -- dropped by another session meanwhile: an OID that is none prints as a number
       NULL;

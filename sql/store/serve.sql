@@ -7,7 +7,8 @@ BEGIN
   RETURN jsonb_build_object('columns', (
       SELECT jsonb_object_agg(a.attname, format_type(a.atttypid, a.atttypmod)) FROM pg_attribute AS a
       WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped),
-    'pgvector in schema', (SELECT e.extnamespace::regnamespace::text FROM pg_extension AS e WHERE e.extname = 'vector'),
+    'pgvector in schema', (SELECT e.extnamespace::regnamespace::text FROM pg_extension AS e
+      WHERE e.extname = 'vector'),
     'embedding model', (SELECT e.model_id FROM ml_rag._embeddings(store) AS e WHERE e.is_default),
     'keyword index', (SELECT to_jsonb(i) - '{store,secured}'::text[] FROM ml_rag._keyword_index(store) AS i));
 END
@@ -15,7 +16,8 @@ $$;
 
 CREATE FUNCTION ml_rag._open_shard(store regclass) RETURNS oid
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the store of the view beside it, noted for ml_rag._answer_request: whoever may read the view may send it requests
+-- purpose: the store of the view beside it, noted for ml_rag._answer_request: whoever may read the view may
+-- send it requests
 BEGIN
   PERFORM set_config('ml_rag.shard', store::oid::text, true);
   RETURN store;
@@ -25,20 +27,22 @@ $$;
 CREATE FUNCTION ml_rag._answer_request(answer jsonb, store oid, request jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path FROM CURRENT
--- until the end of this function: those of the caller's session there, by which dates and times in filters are read; postgres_fdw
--- has its own
+-- until the end of this function: those of the caller's session there, by which dates and times in filters
+-- are read; postgres_fdw has its own
 SET "TimeZone" = 'GMT'
 SET "DateStyle" = 'ISO'
 SET "IntervalStyle" = 'postgres'
 AS $$
--- purpose: the answer to a request that another server has sent by way of the view beside a store. It runs as whoever looks at the
--- view, and tells nothing that this role cannot read.
--- Several roles of the other server can be the same one here: the store must be that of the view, which is open to some of them.
+-- purpose: the answer to a request that another server has sent by way of the view beside a store. It runs as
+-- whoever looks at the view, and tells nothing that this role cannot read.
+-- Several roles of the other server can be the same one here: the store must be that of the view, which is
+-- open to some of them.
 -- Reads: the store and its index, as the caller
--- Errors: 22023 unknown request, 42501 another store than that of the view, or none that the role may search, 55000 another version,
--- or no such index, 57P03 statement_timeout, lock_timeout or a cancel here
+-- Errors: 22023 unknown request, 42501 another store than that of the view, or none that the role may search,
+-- 55000 another version, or no such index, 57P03 statement_timeout, lock_timeout or a cancel here
 DECLARE
-  _name text := (SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+  _name text := (SELECT format('%I.%I', n.nspname, c.relname)
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
                  WHERE c.oid = store);
   _store ml_rag.store;
   _index ml_rag.keyword_index;
@@ -57,7 +61,8 @@ BEGIN
       -- can be done without asking
       RETURN jsonb_build_object('version', ml_rag.version());
     END IF;
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" has another version of ml_rag', _name),
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('shard "%s" has another version of ml_rag', _name),
       DETAIL = format('The shard has %s; version %s asks.', ml_rag.version(), request ->> 'version'),
       HINT = 'ALTER EXTENSION ml_rag UPDATE brings the older one up.';
   ELSIF request ->> 'call' = 'describe' THEN
@@ -69,8 +74,10 @@ BEGIN
     SELECT i.* INTO _index FROM ml_rag._keyword_index(store) AS i;
     _described := CASE WHEN _index.store IS NOT NULL THEN to_jsonb(_index) - '{store,secured}'::text[] END;
     IF _described IS DISTINCT FROM (SELECT jsonb_object_agg(k, request -> k)
-                                    FROM unnest('{segment,key,configuration,k1,b,statistics}'::text[]) AS k) THEN
-      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" lacks the keyword index of its store', _name),
+                                    FROM unnest('{segment,key,configuration,k1,b,statistics}'::text[]) AS k)
+                                      THEN
+      RAISE EXCEPTION USING ERRCODE = '55000',
+        MESSAGE = format('shard "%s" lacks the keyword index of its store', _name),
         DETAIL = CASE WHEN _described IS NULL THEN 'It has none that its role may search.'
           ELSE format('It has %s.', _described) END,
         HINT = 'ml_rag.enable_keyword_search creates it on the shard, with the options of the store''s.';
@@ -84,7 +91,8 @@ BEGIN
   WHERE s.relation = store;
   IF _store IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('permission denied for shard "%s"', _name),
-      DETAIL = 'Its role may not read all of the columns that are searched.', HINT = format('GRANT SELECT ON %s TO …;', _name);
+      DETAIL = 'Its role may not read all of the columns that are searched.',
+      HINT = format('GRANT SELECT ON %s TO …;', _name);
   END IF;
   _arm := jsonb_populate_record(NULL::ml_rag.arm, request -> 'arm');
   IF request ->> 'call' = 'keyword' THEN
@@ -92,13 +100,16 @@ BEGIN
     FROM jsonb_each_text((ml_rag._tokens(_index.configuration::regconfig,
       coalesce(array_to_string(_arm.query, ' '), request #>> '{request,question}'))).tokens) AS t;
     IF _found.terms IS DISTINCT FROM ml_rag._texts(request -> 'terms') THEN
-      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('shard "%s" finds other words in a text than its store', _name),
+      RAISE EXCEPTION USING ERRCODE = '55000',
+        MESSAGE = format('shard "%s" finds other words in a text than its store', _name),
         DETAIL = format('It finds %s, the store %s.', _found.terms, request -> 'terms'),
         HINT = 'Text search configurations and locales of the servers must be the same.';
     END IF;
   END IF;
-  PERFORM set_config(k, request -> 'settings' ->> k, true) FROM unnest('{TimeZone,DateStyle,IntervalStyle}'::text[]) AS k;
-  _found := ml_rag._compile_question('', jsonb_build_object('request', request, 'store', to_jsonb(_store), 'relation', store)::text,
+  PERFORM set_config(k, request -> 'settings' ->> k, true)
+  FROM unnest('{TimeZone,DateStyle,IntervalStyle}'::text[]) AS k;
+  _found := ml_rag._compile_question('', jsonb_build_object('request', request, 'store', to_jsonb(_store),
+    'relation', store)::text,
     NULL, 'shard', NULL, ml_rag._session_settings());
   PERFORM ml_rag._raise(_found.error);
   RETURN _found.answer;
@@ -108,14 +119,18 @@ EXCEPTION WHEN query_canceled OR lock_not_available THEN
 END
 $$;
 
--- purpose: the answer of a shard, for ml_rag._ask_shards. An aggregate, because postgres_fdw sends one to the shard as a whole
-CREATE AGGREGATE ml_rag._shard_answer(oid, jsonb) (SFUNC = ml_rag._answer_request, STYPE = jsonb, PARALLEL = UNSAFE);
+-- purpose: the answer of a shard, for ml_rag._ask_shards. An aggregate, because postgres_fdw sends one to the
+-- shard as a whole
+CREATE AGGREGATE ml_rag._shard_answer(oid, jsonb) (SFUNC = ml_rag._answer_request, STYPE = jsonb,
+  PARALLEL = UNSAFE);
 
 CREATE FUNCTION ml_rag._answer_on_worker(shard text, request jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the answer of a shard of Citus, which calls it on the worker, as whoever searches; null of a shard that is not there
+-- purpose: the answer of a shard of Citus, which calls it on the worker, as whoever searches; null of a shard
+-- that is not there
 BEGIN
-  RETURN CASE WHEN shard IS NOT NULL THEN ml_rag._answer_request(NULL, ml_rag._open_shard(shard::regclass), request) END;
+  RETURN CASE WHEN shard IS NOT NULL THEN
+    ml_rag._answer_request(NULL, ml_rag._open_shard(shard::regclass), request) END;
 END
 $$;
 
@@ -139,19 +154,23 @@ BEGIN
     -- it runs its owner's code as whoever asks
     SELECT FROM pg_class AS v WHERE v.oid = to_regclass(_view) AND v.relkind = 'v' AND v.relowner = _owner
     AND regexp_replace(pg_get_viewdef(v.oid), '\s+', ' ', 'g')
-      = regexp_replace(format(' SELECT %s(%L::regclass) AS store;', 'ml_rag._open_shard'::regproc, store), '\s+', ' ', 'g')
+      = regexp_replace(format(' SELECT %s(%L::regclass) AS store;', 'ml_rag._open_shard'::regproc, store),
+        '\s+', ' ', 'g')
     AND 1 = (SELECT count(*) FROM pg_rewrite AS r WHERE r.ev_class = v.oid)
   ) THEN
-    RAISE EXCEPTION USING ERRCODE = '42P07', MESSAGE = format('relation "%s" already exists', to_regclass(_view)),
+    RAISE EXCEPTION USING ERRCODE = '42P07',
+      MESSAGE = format('relation "%s" already exists', to_regclass(_view)),
       DETAIL = 'It is not the view that ml_rag makes for the store, or of another owner.',
       HINT = 'Drop or rename it, and let nobody else create in that schema.';
   END IF;
   IF to_regclass(_view) IS NULL THEN
-    EXECUTE format('CREATE VIEW %s AS SELECT ml_rag._open_shard(%L::regclass) AS store', _view, ml_rag._relation_name(store));
+    EXECUTE format('CREATE VIEW %s AS SELECT ml_rag._open_shard(%L::regclass) AS store', _view,
+      ml_rag._relation_name(store));
   END IF;
   FOR _grantee IN SELECT DISTINCT a.grantee FROM pg_class AS c CROSS JOIN LATERAL aclexplode(c.relacl) AS a
                   WHERE c.oid = store AND a.privilege_type = 'SELECT' LOOP
-    EXECUTE format('GRANT SELECT ON %s TO %s', _view, CASE _grantee WHEN 0 THEN 'PUBLIC' ELSE _grantee::regrole::text END);
+    EXECUTE format('GRANT SELECT ON %s TO %s', _view,
+      CASE _grantee WHEN 0 THEN 'PUBLIC' ELSE _grantee::regrole::text END);
   END LOOP;
 END
 $$;

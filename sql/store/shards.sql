@@ -1,6 +1,7 @@
 -- shards: partitions of a store that move to other servers, and back.
 
-CREATE FUNCTION ml_rag._partition(store regclass, partition integer, OUT relation regclass, OUT partitions integer)
+CREATE FUNCTION ml_rag._partition(store regclass, partition integer, OUT relation regclass,
+  OUT partitions integer)
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: a hash partition of a store, by its remainder, and how many there are; for the owner of the store
 DECLARE
@@ -13,21 +14,26 @@ BEGIN
   FROM pg_inherits AS i JOIN pg_class AS p ON p.oid = i.inhrelid
   WHERE i.inhparent = store AND pg_get_expr(p.relpartbound, p.oid) LIKE format('%%remainder %s)', partition);
   IF NOT FOUND THEN
-    RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('"%s" has no hash partition %s', store, coalesce(partition::text, 'NULL')),
+    RAISE EXCEPTION USING ERRCODE = '42704',
+      MESSAGE = format('"%s" has no hash partition %s', store, coalesce(partition::text, 'NULL')),
       DETAIL = format('It has: %s.', coalesce((
-        SELECT string_agg(i.inhrelid::regclass::text, ', ' ORDER BY i.inhrelid) FROM pg_inherits AS i WHERE i.inhparent = store), 'none')),
+        SELECT string_agg(i.inhrelid::regclass::text, ', ' ORDER BY i.inhrelid) FROM pg_inherits AS i
+        WHERE i.inhparent = store), 'none')),
       HINT = 'A store that is created with option "partitions" has them; the first is 0.';
   END IF;
   partitions := substring(_bounds FROM 'modulus ([0-9]+)');
 END
 $$;
 
-CREATE FUNCTION ml_rag._check_server(store regclass, server name, schema_name name, table_name name) RETURNS void
+CREATE FUNCTION ml_rag._check_server(store regclass, server name, schema_name name,
+  table_name name) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: that shards can be on a foreign server, that the caller may use it, and that the table there is no shard of the store yet:
--- its rows would be found twice. The definitions are compared: a server that has two addresses is not recognized.
+-- purpose: that shards can be on a foreign server, that the caller may use it, and that the table there is no
+-- shard of the store yet: its rows would be found twice. The definitions are compared: a server that has two
+-- addresses is not recognized.
 DECLARE
-  _wrapper name := (SELECT w.fdwname FROM pg_foreign_server AS s JOIN pg_foreign_data_wrapper AS w ON w.oid = s.srvfdw
+  _wrapper name := (SELECT w.fdwname FROM pg_foreign_server AS s
+    JOIN pg_foreign_data_wrapper AS w ON w.oid = s.srvfdw
                     WHERE s.srvname = server);
   _where CONSTANT text[] := '{host,hostaddr,port,dbname}';
   _shard regclass := (
@@ -40,65 +46,81 @@ DECLARE
     LIMIT 1);
 BEGIN
   IF _wrapper IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('server "%s" does not exist', coalesce(server, 'NULL')),
-      HINT = 'CREATE SERVER … FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host …, dbname …, extensions ''vector, ml_rag'');';
+    RAISE EXCEPTION USING ERRCODE = '42704',
+      MESSAGE = format('server "%s" does not exist', coalesce(server, 'NULL')),
+      HINT = 'CREATE SERVER … FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host …, dbname …, extensions '
+        '''vector, ml_rag'');';
   ELSIF NOT has_server_privilege(server, 'USAGE') THEN
-    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('permission denied for foreign server %s', server),
+    RAISE EXCEPTION USING ERRCODE = '42501',
+      MESSAGE = format('permission denied for foreign server %s', server),
       HINT = format('GRANT USAGE ON FOREIGN SERVER %I TO %I;', server, current_user);
   ELSIF _wrapper <> 'postgres_fdw' THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('server "%s" is not one of postgres_fdw', server),
+    RAISE EXCEPTION USING ERRCODE = '22023',
+      MESSAGE = format('server "%s" is not one of postgres_fdw', server),
       DETAIL = format('It is of %s.', _wrapper);
   ELSIF NOT (ml_rag._names_extension(server, 'vector') AND ml_rag._names_extension(server, 'ml_rag')) THEN
     RAISE EXCEPTION USING ERRCODE = '22023',
       MESSAGE = format('server "%s" does not name pgvector and ml_rag as extensions', server),
-      DETAIL = 'postgres_fdw would read all rows of the shard to compare them here, and could not ask it for words.',
+      DETAIL = 'postgres_fdw would read all rows of the shard to compare them here, and could not ask it for '
+        'words.',
       HINT = format('ALTER SERVER %I OPTIONS (%s extensions ''vector, ml_rag'');', server, CASE WHEN EXISTS (
         SELECT FROM pg_foreign_server AS s CROSS JOIN LATERAL pg_options_to_table(s.srvoptions) AS o
         WHERE s.srvname = server AND o.option_name = 'extensions') THEN 'SET' ELSE 'ADD' END);
   END IF;
   IF _shard IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '55000',
-      MESSAGE = format('table %I.%I of server "%s" is a shard of "%s" already', schema_name, table_name, server, store),
+      MESSAGE = format('table %I.%I of server "%s" is a shard of "%s" already', schema_name, table_name,
+        server, store),
       DETAIL = format('It is partition "%s".', _shard),
-      HINT = 'Make another store on that server by ml_rag.create_store with "shard": true, and name it in "table_name".';
+      HINT = 'Make another store on that server by ml_rag.create_store with "shard": true, and name it in '
+        '"table_name".';
   END IF;
 END
 $$;
 
 CREATE FUNCTION ml_rag._check_sharding(store regclass) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: that a store has nothing that its shards could not keep up, nor what goes with a partition or runs as who moves it
+-- purpose: that a store has nothing that its shards could not keep up, nor what goes with a partition or runs
+-- as who moves it
 DECLARE
   _why text := CASE
     WHEN (SELECT c.relrowsecurity FROM pg_class AS c WHERE c.oid = store)
       THEN 'It has row-level security; policies belong on the shards.'
     WHEN EXISTS (SELECT FROM pg_constraint AS k WHERE k.confrelid = store AND k.conrelid <> store)
       THEN 'Another table, such as a node group, refers to its rows.'
-    ELSE (SELECT format('"%s" has trigger %I; so have tables with a further embedding or a vectorizer.', t.tgrelid::regclass, t.tgname)
+    ELSE
+      (SELECT format('"%s" has trigger %I; so have tables with a further embedding or a vectorizer.',
+        t.tgrelid::regclass, t.tgname)
           FROM pg_trigger AS t WHERE t.tgrelid = ANY (ml_rag._parts(store)) AND NOT t.tgisinternal
           AND t.tgfoid <> 'ml_rag._keep_keywords()'::regprocedure ORDER BY t.tgrelid, t.tgname LIMIT 1)
     END;
 BEGIN
   IF _why IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot have shards', store), DETAIL = _why;
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot have shards', store),
+      DETAIL = _why;
   END IF;
 END
 $$;
 
 CREATE FUNCTION ml_rag._refuse_policies() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM CURRENT AS $$
--- purpose: a store with shards gets no row-level security: its readers may SELECT its partitions, where its policies do not apply
--- As its owner, since whoever alters a table may have no privilege on ml_rag.  Reads: the catalog  Errors: 55000
+-- purpose: a store with shards gets no row-level security: its readers may SELECT its partitions, where its
+-- policies do not apply
+-- As its owner, since whoever alters a table may have no privilege on ml_rag.  Reads: the catalog  Errors:
+-- 55000
 DECLARE
   _found record;
 BEGIN
   SELECT c.oid::regclass AS store, p.relid AS shard, k.calls INTO _found
-  FROM pg_event_trigger_ddl_commands() AS d JOIN pg_class AS c ON c.oid = d.objid AND d.classid = 'pg_class'::regclass
+  FROM pg_event_trigger_ddl_commands() AS d JOIN pg_class AS c ON c.oid = d.objid
+    AND d.classid = 'pg_class'::regclass
   CROSS JOIN LATERAL pg_partition_tree(c.oid) AS p CROSS JOIN LATERAL ml_rag._calls_of(p.relid) AS k (calls)
   WHERE c.relkind = 'p' AND c.relrowsecurity AND k.calls IS NOT NULL LIMIT 1;
   IF FOUND THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" has shards, and can have no row-level security', _found.store),
-      DETAIL = format('Whoever may SELECT it may SELECT its partitions, where its policies do not apply. Partition %s is a shard; its '
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('"%s" has shards, and can have no row-level security', _found.store),
+      DETAIL = format('Whoever may SELECT it may SELECT its partitions, where its policies do not apply. '
+        'Partition %s is a shard; its '
         'table of calls is %s.', _found.shard, _found.calls),
       HINT = 'Make the policies on the shards.';
   END IF;
@@ -107,7 +129,8 @@ $$;
 CREATE EVENT TRIGGER ml_rag_refuse_policies ON ddl_command_end WHEN TAG IN ('ALTER TABLE')
 EXECUTE FUNCTION ml_rag._refuse_policies();
 
-CREATE FUNCTION ml_rag._make_shard(store regclass, server name, schema_name name, table_name name) RETURNS regclass
+CREATE FUNCTION ml_rag._make_shard(store regclass, server name, schema_name name,
+  table_name name) RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the foreign table of a shard, not yet a partition, and its table of calls
 -- Writes: new foreign tables, as the caller
@@ -116,17 +139,22 @@ DECLARE
   _name text;
   _number integer := 0;
 BEGIN
-  SELECT n.nspname, (SELECT max(left(c.relname, i)) FROM generate_series(1, 63) AS i WHERE octet_length(left(c.relname, i)) <= 45)
+  SELECT n.nspname, (SELECT max(left(c.relname, i)) FROM generate_series(1, 63) AS i
+    WHERE octet_length(left(c.relname, i)) <= 45)
   INTO _schema, _name FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
   -- anybody who may create beside the store can have taken a name, by a type too
   WHILE EXISTS (
-    SELECT FROM unnest(ARRAY[concat(_name, '_s', _number), concat(_name, '_s', _number, '_calls')]) AS u (taken)
-    WHERE to_regclass(format('%I.%I', _schema, taken)) IS NOT NULL OR to_regtype(format('%I.%I', _schema, taken)) IS NOT NULL
+    SELECT
+    FROM unnest(ARRAY[concat(_name, '_s', _number), concat(_name, '_s', _number, '_calls')]) AS u (taken)
+    WHERE to_regclass(format('%I.%I', _schema, taken)) IS NOT NULL
+      OR to_regtype(format('%I.%I', _schema, taken)) IS NOT NULL
   ) LOOP
     _number := _number + 1;
   END LOOP;
   _name := concat(_name, '_s', _number);
-  EXECUTE format('CREATE FOREIGN TABLE %I.%I (%s) SERVER %I OPTIONS (schema_name %L, table_name %L, async_capable ''true'', '
+  EXECUTE
+    format('CREATE FOREIGN TABLE %I.%I (%s) SERVER %I OPTIONS (schema_name %L, table_name %L, async_capable '
+      '''true'', '
     'batch_size ''100'')', _schema, _name, (
       SELECT string_agg(format('%I %s%s%s', a.attname, format_type(a.atttypid, a.atttypmod),
         CASE WHEN a.attcollation <> t.typcollation THEN ' COLLATE ' || a.attcollation::regcollation END,
@@ -134,7 +162,8 @@ BEGIN
       FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
       WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped), server, schema_name, table_name);
   EXECUTE format('CREATE FOREIGN TABLE %I.%I (store oid) SERVER %I OPTIONS (schema_name %L, table_name %L, '
-    'async_capable ''true'')', _schema, concat(_name, '_calls'), server, schema_name, concat(table_name, '_shard'));
+    'async_capable ''true'')', _schema, concat(_name, '_calls'), server, schema_name,
+      concat(table_name, '_shard'));
   RETURN format('%I.%I', _schema, _name)::regclass;
 END
 $$;
@@ -142,7 +171,8 @@ $$;
 CREATE FUNCTION ml_rag._follow_partitions(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: after partitions have come and gone: triggers, privileges and keys as they must be
--- A partitioned table with foreign partitions can have no unique index; then each partition that is here has the key by itself.
+-- A partitioned table with foreign partitions can have no unique index; then each partition that is here has
+-- the key by itself.
 -- Writes: the definitions of the tables, as the caller
 DECLARE
   _has_shards boolean := EXISTS (SELECT FROM ml_rag._shards(store));
@@ -158,20 +188,25 @@ BEGIN
       PERFORM ml_rag._grant_readers(store, _part);
     END IF;
     IF EXISTS (SELECT FROM ml_rag._shards(store) AS s WHERE s.shard = _part) THEN
-      PERFORM ml_rag._grant_readers(store, k.calls) FROM ml_rag._calls_of(_part) AS k (calls) WHERE k.calls IS NOT NULL;
+      PERFORM ml_rag._grant_readers(store, k.calls) FROM ml_rag._calls_of(_part) AS k (calls)
+      WHERE k.calls IS NOT NULL;
     ELSIF NOT EXISTS (SELECT FROM pg_index AS x WHERE x.indrelid = _part AND x.indisprimary) THEN
-      EXECUTE format('ALTER TABLE %s ADD PRIMARY KEY (%s)', ml_rag._relation_name(_part), coalesce(_key, 'document_id, segment_number'));
+      EXECUTE format('ALTER TABLE %s ADD PRIMARY KEY (%s)', ml_rag._relation_name(_part),
+        coalesce(_key, 'document_id, segment_number'));
     END IF;
   END LOOP;
-  IF NOT _has_shards AND NOT EXISTS (SELECT FROM pg_index AS x WHERE x.indrelid = store AND x.indisprimary) THEN
-    EXECUTE format('ALTER TABLE %s ADD PRIMARY KEY (%s)', ml_rag._relation_name(store), coalesce(_key, 'document_id, segment_number'));
+  IF NOT _has_shards AND NOT EXISTS (SELECT FROM pg_index AS x
+    WHERE x.indrelid = store AND x.indisprimary) THEN
+    EXECUTE format('ALTER TABLE %s ADD PRIMARY KEY (%s)', ml_rag._relation_name(store),
+      coalesce(_key, 'document_id, segment_number'));
   END IF;
 END
 $$;
 
 CREATE FUNCTION ml_rag._move_partition(store regclass, partition integer, target regclass) RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the rows of a partition to another table, which takes its place; the former one is dropped. Returns how many rows have moved
+-- purpose: the rows of a partition to another table, which takes its place; the former one is dropped.
+-- Returns how many rows have moved
 -- Writers wait from the beginning, readers for the last moment.
 -- Writes: both tables, and the definition of the store, as the caller
 DECLARE
@@ -193,19 +228,23 @@ BEGIN
     IF _misplaced THEN
       RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'the shard has rows already',
         DETAIL = format('So has partition "%s".', _old.relation),
-        HINT = 'Name another table of that server in "table_name", or delete the rows of the shard if nobody needs them.';
+        HINT = 'Name another table of that server in "table_name", or delete the rows of the shard if nobody '
+          'needs them.';
     END IF;
   ELSE
-    -- a shard that was filled beforehand; OFFSET 0, as the function would be shipped, with the OID of a table that is here
+    -- a shard that was filled beforehand; OFFSET 0, as the function would be shipped, with the OID of a table
+    -- that is here
     EXECUTE format('SELECT EXISTS (SELECT FROM (SELECT f.document_id FROM %s AS f OFFSET 0) AS t '
       'WHERE NOT satisfies_hash_partition(%s, %s, %s, t.document_id))',
       ml_rag._relation_name(target), store::oid, _old.partitions, partition) INTO _misplaced;
     IF _misplaced THEN
-      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the shard has rows of other partitions than %s', partition),
+      RAISE EXCEPTION USING ERRCODE = '55000',
+        MESSAGE = format('the shard has rows of other partitions than %s', partition),
         HINT = 'Empty it: the rows of the partition are copied.';
     END IF;
   END IF;
-  EXECUTE format('INSERT INTO %s (%s) SELECT %2$s FROM %s', ml_rag._relation_name(target), _columns, ml_rag._relation_name(_old.relation));
+  EXECUTE format('INSERT INTO %s (%s) SELECT %2$s FROM %s', ml_rag._relation_name(target), _columns,
+    ml_rag._relation_name(_old.relation));
   GET DIAGNOSTICS _n = ROW_COUNT;
   -- its own trigger takes the rows out of the keyword index
   EXECUTE format('DELETE FROM %s', ml_rag._relation_name(_old.relation));
@@ -221,7 +260,8 @@ BEGIN
   END IF;
   -- triggers that PostgreSQL has not for a table with foreign partitions
   PERFORM ml_rag._drop_keyword_triggers(store);
-  EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES WITH (MODULUS %s, REMAINDER %s)', _relation, ml_rag._relation_name(target),
+  EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES WITH (MODULUS %s, REMAINDER %s)', _relation,
+    ml_rag._relation_name(target),
     _old.partitions, partition);
   PERFORM ml_rag._follow_partitions(store);
   RETURN _n;
@@ -243,18 +283,23 @@ DECLARE
 BEGIN
   _options := ml_rag.parse_options('attach_shard', $3);
   PERFORM ml_rag._partition(store, (_options -> 'partition')::integer);
-  SELECT n.nspname, c.relname INTO _names FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
+  SELECT n.nspname, c.relname INTO _names FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+  WHERE c.oid = store;
   _schema := coalesce(_options ->> 'schema_name', _names.nspname);
   _table := coalesce(_options ->> 'table_name', _names.relname);
   PERFORM ml_rag._check_server(store, server, _schema, _table);
   _shard := ml_rag._make_shard(store, server, _schema, _table);
   _own := ml_rag._describe(store);
   _other := (SELECT a.answer FROM ml_rag._ask_shards(ARRAY[_shard], '{"call": "describe"}') AS a);
-  _key := (SELECT k FROM jsonb_object_keys(_own) AS k WHERE _own -> k IS DISTINCT FROM _other -> k ORDER BY k LIMIT 1);
+  _key := (SELECT k FROM jsonb_object_keys(_own) AS k WHERE _own -> k IS DISTINCT FROM _other -> k
+    ORDER BY k LIMIT 1);
   IF _key IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('the shard differs from "%s" in %s', store, _key),
-      DETAIL = format('The store has %s, the shard %s.', _own -> _key, coalesce(left(_other ->> _key, 1000), 'none')),
-      HINT = 'On the shard, ml_rag.create_store with the options of the store and "shard": true makes the same.';
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('the shard differs from "%s" in %s', store, _key),
+      DETAIL = format('The store has %s, the shard %s.', _own -> _key,
+        coalesce(left(_other ->> _key, 1000), 'none')),
+      HINT = 'On the shard, ml_rag.create_store with the options of the store and "shard": true makes the '
+        'same.';
   END IF;
   PERFORM ml_rag._move_partition(store, (_options -> 'partition')::integer, _shard);
   RETURN _shard;
@@ -263,14 +308,14 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.attach_shard(regclass, name, jsonb) IS
 $$moves a partition of a vector store to another server: ml_rag.attach_shard('handbook', 'server_a', '{"partition": 0}')
-server: a foreign server of postgres_fdw that names the extensions vector and ml_rag and that the caller may use. There
-ml_rag.create_store with "shard": true has made a store of the same columns, model and keyword index, in the same version of
-ml_rag. The partition's rows are copied, wherever they are by now; writers wait meanwhile, searches only while the tables are
-exchanged. Everybody searches the shard with a user mapping of their own. For the owner of the store. options: SELECT * FROM
-ml_rag.option WHERE routine = 'attach_shard'.
-Returns the foreign table. Errors: 22023 bad option or server; 25006; 42704 no such partition or server; 42P01; 42501; 55000 the shard
-differs from the store, has rows of its own, or is a shard of the store already, or the store can have none; 55P03 lock_timeout; those
-of postgres_fdw.$$;
+server: a foreign server of postgres_fdw that names the extensions vector and ml_rag and that the caller may
+use. There ml_rag.create_store with "shard": true has made a store of the same columns, model and keyword
+index, in the same version of ml_rag. The partition's rows are copied, wherever they are by now; writers wait
+meanwhile, searches only while the tables are exchanged. Everybody searches the shard with a user mapping of
+their own. For the owner of the store. options: SELECT * FROM ml_rag.option WHERE routine = 'attach_shard'.
+Returns the foreign table. Errors: 22023 bad option or server; 25006; 42704 no such partition or server;
+42P01; 42501; 55000 the shard differs from the store, has rows of its own, or is a shard of the store already,
+or the store can have none; 55P03 lock_timeout; those of postgres_fdw.$$;
 
 CREATE FUNCTION ml_rag.detach_shard(store regclass, partition integer) RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
@@ -290,7 +335,8 @@ BEGIN
   _calls := ml_rag._calls_of(_old.relation);
   _shard := ml_rag._relation_name(_old.relation);
   IF NOT EXISTS (SELECT FROM ml_rag._shards(store) AS s WHERE s.shard = _old.relation) THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('partition %s of "%s" is not on another server', partition, store),
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('partition %s of "%s" is not on another server', partition, store),
       DETAIL = format('It is table "%s".', _old.relation);
   END IF;
   SELECT format('%I.%I', n.nspname, concat((SELECT max(left(c.relname, i)) FROM generate_series(1, 63) AS i
@@ -299,7 +345,8 @@ BEGIN
   PERFORM ml_rag._lock_table(store, 'ACCESS EXCLUSIVE');
   PERFORM ml_rag._check_sharding(store);
   EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', _relation, _shard);
-  EXECUTE format('CREATE TABLE %s PARTITION OF %s FOR VALUES WITH (MODULUS %s, REMAINDER %s)', _name, _relation, _old.partitions,
+  EXECUTE format('CREATE TABLE %s PARTITION OF %s FOR VALUES WITH (MODULUS %s, REMAINDER %s)', _name,
+    _relation, _old.partitions,
     partition);
   PERFORM ml_rag._follow_partitions(store);
   -- by the name of the partition, whose triggers put the rows into the keyword index
@@ -312,5 +359,7 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.detach_shard(regclass, integer) IS
 $$brings a partition of a vector store back from another server: ml_rag.detach_shard('handbook', 0)
-Its rows are copied here, and deleted there; everybody waits meanwhile. For the owner of the store. Returns the new partition.
-Errors: 25006; 42704 no such partition; 42P01; 42501; 55000 it is not on another server; 55P03 lock_timeout; those of postgres_fdw.$$;
+Its rows are copied here, and deleted there; everybody waits meanwhile. For the owner of the store. Returns
+the new partition.
+Errors: 25006; 42704 no such partition; 42P01; 42501; 55000 it is not on another server; 55P03 lock_timeout;
+those of postgres_fdw.$$;

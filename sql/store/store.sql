@@ -2,7 +2,8 @@
 
 CREATE FUNCTION ml_rag._refuse_untrusted(store oid) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: that a table to load into, whose schema the call does not name, is of roles whose code may run with the caller's rights
+-- purpose: that a table to load into, whose schema the call does not name, is of roles whose code may run
+-- with the caller's rights
 DECLARE
   _why text := ml_rag._why_untrusted(store);
 BEGIN
@@ -10,7 +11,8 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('table "%s" is not trusted', store::regclass),
       DETAIL = _why || ' That role could read what is loaded, and run code with your rights.',
       HINT = format('If the table is meant, name it with its schema, which is %I.',
-        (SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store));
+        (SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+          WHERE c.oid = store));
   END IF;
 END
 $$;
@@ -18,9 +20,11 @@ $$;
 CREATE FUNCTION ml_rag._store_name(options jsonb, default_name text, path name[], OUT schema_name name,
   OUT table_name name)
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: which table: the options, else the first in the caller's search_path, else where the caller may create it
--- A name without its schema is no word of trust: documents go to no table of a role whose code the caller would not run, which could
--- be of any name, have triggers, and be readable for its owner; to none with such a partition, and to none in such a role's schema.
+-- purpose: which table: the options, else the first in the caller's search_path, else where the caller may
+-- create it
+-- A name without its schema is no word of trust: documents go to no table of a role whose code the caller
+-- would not run, which could be of any name, have triggers, and be readable for its owner; to none with such
+-- a partition, and to none in such a role's schema.
 BEGIN
   table_name := coalesce(options ->> 'table_name', default_name);
   IF octet_length(coalesce(options ->> 'table_name', '')) > 63 THEN
@@ -48,19 +52,22 @@ BEGIN
   IF NOT FOUND THEN
     PERFORM ml_rag._refuse_untrusted(c.oid) FROM unnest(path) WITH ORDINALITY AS p (entry, place)
     JOIN pg_namespace AS n ON n.nspname = p.entry
-    JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = _store_name.table_name ORDER BY p.place LIMIT 1;
+    JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = _store_name.table_name
+    ORDER BY p.place LIMIT 1;
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'no schema to create the vector store in',
-      DETAIL = format('The search_path is: %s.', coalesce(nullif(array_to_string(path, ', '), ''), 'nothing')),
+      DETAIL = format('The search_path is: %s.', coalesce(nullif(array_to_string(path, ', '), ''),
+        'nothing')),
       HINT = 'In "schema_name", name a schema in which you may create tables.';
   END IF;
 END
 $$;
 
-CREATE FUNCTION ml_rag._check_store(store regclass, embed_model_id text, OUT model_id text, OUT dimensions integer,
+CREATE FUNCTION ml_rag._check_store(store regclass, embed_model_id text, OUT model_id text,
+  OUT dimensions integer,
   OUT embedding_type text, OUT column_name name)
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: whether documents can be loaded into a relation, and its default embedding; embed_model_id null = whatever its
--- marker says
+-- purpose: whether documents can be loaded into a relation, and its default embedding; embed_model_id null =
+-- whatever its marker says
 DECLARE
   _wrong text;
 BEGIN
@@ -72,12 +79,15 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('relation "%s" is not a table', store);
   END IF;
   column_name := ml_rag._default_column(store);
-  SELECT string_agg(format('%s %s', w.name, replace(w.types[1]::text, '@vector@.', '')), ', ' ORDER BY w.place) INTO _wrong
+  SELECT string_agg(format('%s %s', w.name, replace(w.types[1]::text, '@vector@.', '')), ', '
+    ORDER BY w.place) INTO _wrong
   FROM (VALUES (1, 'document_name', '{text,varchar}'::regtype[]), (2, 'metadata', '{jsonb}'),
                (3, 'document_id', '{bigint,integer,numeric}'), (4, 'segment_number', '{integer,bigint}'),
                (5, 'segment', '{text,varchar}'),
-               (6, column_name, ARRAY['@vector@.vector'::regtype, '@vector@.halfvec'::regtype])) AS w (place, name, types)
-  WHERE NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = w.name AND a.attnum > 0
+               (6, column_name, ARRAY['@vector@.vector'::regtype, '@vector@.halfvec'::regtype])) AS w (place,
+               name, types)
+  WHERE NOT EXISTS (SELECT FROM pg_attribute AS a
+    WHERE a.attrelid = store AND a.attname = w.name AND a.attnum > 0
                     AND NOT a.attisdropped AND a.atttypid = ANY (w.types));
   IF _wrong IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is not a vector store', store),
@@ -90,18 +100,21 @@ BEGIN
   WHERE a.attrelid = store AND a.attname = column_name;
   IF model_id IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023',
-      MESSAGE = format('column "%s" of table "%s" has no comment that names its embedding model', column_name, store),
+      MESSAGE = format('column "%s" of table "%s" has no comment that names its embedding model',
+        column_name, store),
       HINT = format('Put the model''s id for …, and what the comment says already before it: '
         'COMMENT ON COLUMN %s.%I IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…'';', store, column_name);
   ELSIF model_id <> embed_model_id THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('vector store "%s" holds vectors of another model', store),
+    RAISE EXCEPTION USING ERRCODE = '22023',
+      MESSAGE = format('vector store "%s" holds vectors of another model', store),
       DETAIL = format('It holds vectors of %s; the call is for %s.', model_id, embed_model_id),
       HINT = 'Name another table in "table_name", or leave "embed_model_id" out.';
   END IF;
 END
 $$;
 
-CREATE FUNCTION ml_rag._make_store(schema_name name, table_name name, model_id text, description text, language text,
+CREATE FUNCTION ml_rag._make_store(schema_name name, table_name name, model_id text, description text,
+  language text,
   partitions integer DEFAULT NULL)
 RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
@@ -112,12 +125,14 @@ DECLARE
   _dimensions integer := @vector@.vector_dims(ml_rag.embed('dimensions', model_id));
   _name text := format('%I.%I', schema_name, table_name);
   -- names that are cut at 63 bytes, and those of their array types, must not meet
-  _prefix text := (SELECT max(left(table_name, i)) FROM generate_series(1, 63) AS i WHERE octet_length(left(table_name, i)) <= 50);
+  _prefix text := (SELECT max(left(table_name, i)) FROM generate_series(1, 63) AS i
+    WHERE octet_length(left(table_name, i)) <= 50);
   _message text;
   _hint text;
 BEGIN
   IF model_id ~ '[[:space:],;]' THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'model id cannot be used in the marker of a vector store',
+    RAISE EXCEPTION USING ERRCODE = '22023',
+      MESSAGE = 'model id cannot be used in the marker of a vector store',
       DETAIL = format('Model id %L; blanks, commas and semicolons end the marker.', model_id);
   END IF;
   EXECUTE format($sql$
@@ -129,16 +144,20 @@ BEGIN
       segment           text NOT NULL,
       segment_embedding @vector@.vector(%s) NOT NULL,
       PRIMARY KEY (document_id, segment_number)
-    )%s$sql$, _name, _dimensions, CASE WHEN partitions IS NOT NULL THEN ' PARTITION BY HASH (document_id)' END);
+    )%s$sql$, _name, _dimensions,
+      CASE WHEN partitions IS NOT NULL THEN ' PARTITION BY HASH (document_id)' END);
   FOR _place IN 0..coalesce(partitions, 0) - 1 LOOP
-    EXECUTE format('CREATE TABLE %I.%I PARTITION OF %s FOR VALUES WITH (MODULUS %s, REMAINDER %s)', schema_name,
+    EXECUTE format('CREATE TABLE %I.%I PARTITION OF %s FOR VALUES WITH (MODULUS %s, REMAINDER %s)',
+      schema_name,
       concat(_prefix, '_p', _place), _name, partitions, _place);
   END LOOP;
-  -- nobody looks a segment up by its whole text, and estimates, which EXPLAIN shows to everybody, would tell of hidden ones
+  -- nobody looks a segment up by its whole text, and estimates, which EXPLAIN shows to everybody, would tell
+  -- of hidden ones
   EXECUTE format('ALTER TABLE %s ALTER segment SET STATISTICS 0', _name);
   -- what refresh asks for each file, and what the filters on documents use
   EXECUTE format('CREATE INDEX ON %s (document_name)', _name);
-  EXECUTE format('COMMENT ON COLUMN %s.segment_embedding IS %L', _name, 'GENAI_OPTIONS=EMBED_MODEL_ID=' || model_id);
+  EXECUTE format('COMMENT ON COLUMN %s.segment_embedding IS %L', _name,
+    'GENAI_OPTIONS=EMBED_MODEL_ID=' || model_id);
   IF description IS NOT NULL THEN
     EXECUTE format('COMMENT ON TABLE %s IS %L', _name, description);
   END IF;
@@ -147,7 +166,8 @@ BEGIN
   EXCEPTION WHEN object_not_in_prerequisite_state THEN
     -- a server without numpy can still be searched by vectors
     GET STACKED DIAGNOSTICS _message = MESSAGE_TEXT, _hint = PG_EXCEPTION_HINT;
-    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('%s gets no keyword index: %s', _name, _message), HINT = _hint;
+    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('%s gets no keyword index: %s', _name, _message),
+      HINT = _hint;
   END;
   RETURN _name::regclass;
 END
@@ -156,13 +176,16 @@ $$;
 CREATE FUNCTION ml_rag._document_states(store regclass, names text[])
 RETURNS TABLE (document_name text, metadata jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: which of the documents the store has, and the metadata of a segment of each  Reads: the store, as the caller
+-- purpose: which of the documents the store has, and the metadata of a segment of each  Reads: the store, as
+-- the caller
 BEGIN
   RETURN QUERY EXECUTE format(CASE WHEN ml_rag._is_distributed(store)
     -- Citus takes no LIMIT for each name
-    THEN 'SELECT DISTINCT ON (s.document_name) s.document_name::text, s.metadata FROM %s AS s WHERE s.document_name = ANY ($1)'
+    THEN 'SELECT DISTINCT ON (s.document_name) s.document_name::text, s.metadata FROM %s AS s WHERE '
+      's.document_name = ANY ($1)'
     ELSE 'SELECT n, t.metadata FROM unnest($1) AS n'
-      ' CROSS JOIN LATERAL (SELECT s.metadata FROM %s AS s WHERE s.document_name = n LIMIT 1) AS t' END, ml_rag._relation_name(store))
+      ' CROSS JOIN LATERAL (SELECT s.metadata FROM %s AS s WHERE s.document_name = n LIMIT 1) AS t' END,
+        ml_rag._relation_name(store))
   USING names;
 END
 $$;
@@ -200,12 +223,13 @@ $$;
 CREATE FUNCTION ml_rag._replace_document(store oid, name text, load_keys text[],
   OUT id bigint, OUT kept jsonb, OUT lost jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: delete what the store has of a document; returns the id its new segments get, and what its owner has added
--- kept: {"metadata", "columns"}, values that all its segments had; lost: the names of others, or null. load_keys: keys
--- of the metadata that every load writes; source.keys has those that came from the file.
--- A document keeps its id, a new one gets the next; the lock makes that safe. Where row-level security may hide rows
--- from the caller the next one may be taken: there the id is drawn from so many that another's is hardly ever met, and
--- backend/store.py tries again where it is.
+-- purpose: delete what the store has of a document; returns the id its new segments get, and what its owner
+-- has added
+-- kept: {"metadata", "columns"}, values that all its segments had; lost: the names of others, or null.
+-- load_keys: keys of the metadata that every load writes; source.keys has those that came from the file.
+-- A document keeps its id, a new one gets the next; the lock makes that safe. Where row-level security may
+-- hide rows from the caller the next one may be taken: there the id is drawn from so many that another's is
+-- hardly ever met, and backend/store.py tries again where it is.
 -- Writes: the store, as the caller
 DECLARE
   _relation text;
@@ -217,7 +241,8 @@ BEGIN
   PERFORM pg_advisory_xact_lock(ml_rag._store_key(store));
   _relation := ml_rag._relation_name(store);
   SELECT string_agg(format(', s.%I::text AS c%s', c.name, c.place), '' ORDER BY c.place),
-    string_agg(format('(%L, g.c%s, %L::boolean, %L::boolean)', c.name, c.place, c.is_unique, c.fills_itself), ', '
+    string_agg(format('(%L, g.c%s, %L::boolean, %L::boolean)', c.name, c.place, c.is_unique, c.fills_itself),
+      ', '
       ORDER BY c.place)
   INTO _columns, _values
   FROM (SELECT o.*, row_number() OVER () AS place FROM ml_rag._own_columns(store) AS o) AS c;
@@ -228,18 +253,24 @@ BEGIN
     own AS (
       SELECT v.kind, v.name, min(v.value COLLATE "C") AS value, bool_or(v.fills_itself) AS fills_itself,
         CASE WHEN count(v.value) = 0 THEN true ELSE NOT bool_or(v.is_unique)
-          AND count(v.value) = (SELECT count(*) FROM gone) AND min(v.value COLLATE "C") = max(v.value COLLATE "C") END
+          AND count(v.value) = (SELECT count(*) FROM gone)
+          AND min(v.value COLLATE "C") = max(v.value COLLATE "C") END
           AS is_kept
       FROM gone AS g CROSS JOIN LATERAL (
-        SELECT 'metadata' AS kind, e.key AS name, e.value::text AS value, false AS is_unique, false AS fills_itself
+        SELECT 'metadata' AS kind, e.key AS name, e.value::text AS value, false AS is_unique,
+          false AS fills_itself
         FROM jsonb_each(g.metadata) AS e
         WHERE e.key <> ALL ($2)
-          AND NOT coalesce(g.metadata #> '{source,keys}', '["page", "slide", "sheet", "section", "headings"]') ? e.key
+          AND NOT coalesce(g.metadata #> '{source,keys}',
+            '["page", "slide", "sheet", "section", "headings"]') ? e.key
         %s) AS v
       GROUP BY v.kind, v.name)
     SELECT (SELECT min(g.document_id) FROM gone AS g), jsonb_build_object(
-        'metadata', coalesce(jsonb_object_agg(o.name, o.value::jsonb) FILTER (WHERE o.is_kept AND o.kind = 'metadata'), '{}'),
-        'columns', coalesce(jsonb_object_agg(o.name, o.value) FILTER (WHERE o.is_kept AND o.kind = 'columns'), '{}')),
+        'metadata',
+        coalesce(jsonb_object_agg(o.name, o.value::jsonb) FILTER (WHERE o.is_kept AND o.kind = 'metadata'),
+          '{}'),
+        'columns',
+        coalesce(jsonb_object_agg(o.name, o.value) FILTER (WHERE o.is_kept AND o.kind = 'columns'), '{}')),
       nullif(jsonb_strip_nulls(jsonb_build_object(
         'metadata', jsonb_agg(o.name ORDER BY o.name COLLATE "C")
           FILTER (WHERE NOT o.is_kept AND o.kind = 'metadata'),
@@ -252,7 +283,8 @@ BEGIN
     RETURN;
   ELSIF row_security_active(store) OR EXISTS (SELECT FROM ml_rag._shards(store)) THEN
     -- shards can hide rows, too; up to 2^53, which JSON's readers keep exactly
-    _most := CASE (SELECT a.atttypid FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = 'document_id')
+    _most := CASE (SELECT a.atttypid FROM pg_attribute AS a
+      WHERE a.attrelid = store AND a.attname = 'document_id')
       WHEN 'integer'::regtype THEN 2147483647 ELSE 9007199254740991 END;
     WHILE _is_taken LOOP
       id := 1 + floor(random() * _most)::bigint;
@@ -266,7 +298,8 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._insert_segments(
-  store oid, name text, id bigint, kept jsonb, first integer, metadata jsonb[], segments text[], columns name[],
+  store oid, name text, id bigint, kept jsonb, first integer, metadata jsonb[], segments text[],
+  columns name[],
   vectors text[]
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
@@ -287,15 +320,17 @@ BEGIN
     INSERT INTO %s (document_name, metadata, document_id, segment_number, segment%s)
     SELECT $1, $8 || u.metadata, $2, $3 + u.place - 1, u.segment%s
     FROM unnest($4, $5) WITH ORDINALITY AS u (metadata, segment, place)
-    $sql$, ml_rag._relation_name(store), concat(_vectors.names, _own.names), concat(_vectors.items, _own.items))
+    $sql$, ml_rag._relation_name(store), concat(_vectors.names, _own.names),
+      concat(_vectors.items, _own.items))
   USING name, id, first, metadata, segments, vectors, kept -> 'columns', kept -> 'metadata';
 END
 $$;
 
-CREATE FUNCTION ml_rag.index_store(store regclass, distance_metric text DEFAULT NULL, index jsonb DEFAULT NULL) RETURNS void
+CREATE FUNCTION ml_rag.index_store(store regclass, distance_metric text DEFAULT NULL,
+  index jsonb DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the approximate index of a store, where there is none for the metric, the keyword index tidied, and fresh
--- statistics. That no index is wanted is remembered in the marker, as INDEX=none
+-- purpose: the approximate index of a store, where there is none for the metric, the keyword index tidied,
+-- and fresh statistics. That no index is wanted is remembered in the marker, as INDEX=none
 -- Writes: an index, as the caller
 DECLARE
   _metric text;
@@ -340,14 +375,17 @@ BEGIN
     -- one of an expression may be one of the column
     WHERE x.indrelid = store AND x.indkey[0] IN (0, _attnum)
       AND (index IS NULL OR m.amname = _index.method)
-      AND (index IS NULL AND distance_metric IS NULL OR format('%I.%I', n.nspname, o.opcname) = _index.class)) INTO _indexed;
+      AND (index IS NULL AND distance_metric IS NULL
+        OR format('%I.%I', n.nspname, o.opcname) = _index.class)) INTO _indexed;
   IF _indexed OR NOT _is_wanted THEN
     NULL;
   ELSIF _element.dimensions > _element.most THEN
     RAISE NOTICE USING MESSAGE = format('"%s" gets no index', store),
-      DETAIL = format('Such an index is limited to %s dimensions; the column is %s(%s).', _element.most, _element.type,
+      DETAIL = format('Such an index is limited to %s dimensions; the column is %s(%s).', _element.most,
+        _element.type,
         _element.dimensions),
-      HINT = 'Searches scan the table. With "quantization" halfvec an index holds 4000 dimensions, with binary 64000.';
+      HINT = 'Searches scan the table. With "quantization" halfvec an index holds 4000 dimensions, with '
+        'binary 64000.';
   ELSIF _element.dimensions > 0 THEN
     PERFORM ml_rag._create_index(store, _index.method, _element.element, _index.storage);
   END IF;
@@ -358,7 +396,8 @@ BEGIN
   ELSE
     -- that would read all rows of the shards
     FOR _relation IN
-      SELECT ml_rag._relation_name(p.relid) FROM pg_partition_tree(store) AS p JOIN pg_class AS c ON c.oid = p.relid WHERE c.relkind = 'r'
+      SELECT ml_rag._relation_name(p.relid) FROM pg_partition_tree(store) AS p
+      JOIN pg_class AS c ON c.oid = p.relid WHERE c.relkind = 'r'
     LOOP
       EXECUTE format('ANALYZE %s', _relation);
     END LOOP;
@@ -368,7 +407,8 @@ END
 $$;
 CREATE FUNCTION ml_rag.index_store(store regclass, distance_metric text, index text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the same with JSON as a text, which is what a literal is taken for: so a bare word can be told from it
+-- purpose: the same with JSON as a text, which is what a literal is taken for: so a bare word can be told
+-- from it
 DECLARE
   _index jsonb;
 BEGIN
@@ -376,7 +416,8 @@ BEGIN
     _index := index::jsonb;
   EXCEPTION WHEN data_exception OR program_limit_exceeded OR statement_too_complex THEN
     PERFORM ml_rag._bad_option('index', to_jsonb(index), 'a JSON object',
-      'The type of an index is one of its keys: SELECT ml_rag.index_store(''…'', ''COSINE'', ''{"type": "hnsw"}'').');
+      'The type of an index is one of its keys: SELECT ml_rag.index_store(''…'', ''COSINE'', ''{"type": '
+      '"hnsw"}'').');
   END;
   PERFORM ml_rag.index_store(store, distance_metric, _index);
 @CATCH@
@@ -387,8 +428,9 @@ $$as the one above; index is the text of a JSON object$$;
 
 COMMENT ON FUNCTION ml_rag.index_store(regclass, text, jsonb) IS
 $$builds the approximate index of a vector store for a metric, unless it has one, and gathers statistics
-distance_metric: a name in ml_rag.metric; null = COSINE, and any approximate index the store has already will do. index: as
-option index of vector_store_load; null = hnsw, unless the store was made with none. An index of another kind that is there
+distance_metric: a name in ml_rag.metric; null = COSINE, and any approximate index the store has already will
+do. index: as option index of vector_store_load; null = hnsw, unless the store was made with none. An index of
+another kind that is there
 stays: drop it if it is no longer wanted. vector_store_load calls it at its end; call it after load_documents.
 Errors: 22023, 42P01.$$;
 
@@ -408,21 +450,27 @@ BEGIN
   END;
   IF cardinality(_parts) IS DISTINCT FROM 2 THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid name of a vector store',
-      DETAIL = format('Got %s; expected ''schema.table''.', coalesce(quote_literal(left(create_store.name, 200)), 'NULL'));
+      DETAIL = format('Got %s; expected ''schema.table''.',
+        coalesce(quote_literal(left(create_store.name, 200)), 'NULL'));
   END IF;
-  PERFORM ml_rag._store_name(jsonb_build_object('schema_name', _parts[1], 'table_name', _parts[2]), NULL, NULL);
+  PERFORM ml_rag._store_name(jsonb_build_object('schema_name', _parts[1], 'table_name', _parts[2]),
+    NULL, NULL);
   PERFORM pg_advisory_xact_lock(ml_rag._store_key(_parts[1]::name, _parts[2]::name));
   _store := to_regclass(format('%I.%I', _parts[1], _parts[2]));
   IF _store IS NULL THEN
     PERFORM ml_rag._check_writable('a vector store cannot be made');
-    IF (ml_rag._index_definition(_options -> 'index', _options ->> 'distance_metric', 'vector')).method = 'ivfflat' THEN
+    IF (ml_rag._index_definition(_options -> 'index', _options ->> 'distance_metric',
+      'vector')).method = 'ivfflat' THEN
       PERFORM ml_rag._bad_option('index', _options -> 'index', 'hnsw or none, as the store is empty',
-        'The lists of ivfflat are made from the rows: name it in vector_store_load, or in ml_rag.index_store after a load.');
+        'The lists of ivfflat are made from the rows: name it in vector_store_load, or in ml_rag.index_store '
+        'after a load.');
     END IF;
     _store := ml_rag._make_store(_parts[1], _parts[2],
-      coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id')), _options ->> 'description',
+      coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id')),
+      _options ->> 'description',
       _options ->> 'language', (_options -> 'partitions')::integer);
-    PERFORM ml_rag.index_store(_store, _options ->> 'distance_metric', _options -> 'index') WHERE _options ? 'index';
+    PERFORM ml_rag.index_store(_store, _options ->> 'distance_metric', _options -> 'index')
+    WHERE _options ? 'index';
   ELSE
     PERFORM ml_rag._check_store(_store, _options ->> 'embed_model_id');
   END IF;
@@ -433,10 +481,11 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.create_store(text, jsonb) IS
 $$creates an empty vector store, or checks the one that exists: ml_rag.create_store('public.handbook')
-options: embed_model_id, dimensions (of models trained for it), description, language (of its keyword index), index and
-distance_metric (of a new store), partitions,
+options: embed_model_id, dimensions (of models trained for it), description, language (of its keyword index),
+index and distance_metric (of a new store), partitions,
 shard (of one that is there, too: also opens its view to whom the store is open by now).
-Errors: 22023 bad option, table that is not a vector store or of another model; 25006 read-only; 42501; 55000 model not available; 08006.$$;
+Errors: 22023 bad option, table that is not a vector store or of another model; 25006 read-only; 42501; 55000
+model not available; 08006.$$;
 
 CREATE FUNCTION ml_rag.documents_below(store regclass, prefix text) RETURNS SETOF text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$

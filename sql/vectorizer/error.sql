@@ -1,4 +1,5 @@
--- error: the rows of vectorizers that could not be embedded, with the reason; they are tried again, later and later.
+-- error: the rows of vectorizers that could not be embedded, with the reason; they are tried again, later and
+-- later.
 
 CREATE TABLE ml_rag.vectorizer_error (
   relation     regclass NOT NULL,
@@ -8,14 +9,16 @@ CREATE TABLE ml_rag.vectorizer_error (
   message      text NOT NULL,
   detail       text,
   failed_at    timestamptz NOT NULL,       -- last
-  next_attempt timestamptz NOT NULL,       -- infinity: when the text changes, or after ml_rag.retry_vectorizer
+  -- infinity: when the text changes, or after ml_rag.retry_vectorizer
+  next_attempt timestamptz NOT NULL,
   text_hash    bigint NOT NULL,            -- of the text that failed: another one is tried at once
   PRIMARY KEY (relation, key)
 );
 COMMENT ON TABLE ml_rag.vectorizer_error IS
 $$rows that a vectorizer could not embed; whoever owns the table sees them
-key: of the row, as the text of an array. attempts: with the text that it has. next_attempt: not before; infinity = when its text
-changes, or after ml_rag.retry_vectorizer. A row that was embedded or deleted since is gone after the next run.$$;
+key: of the row, as the text of an array. attempts: with the text that it has. next_attempt: not before;
+infinity = when its text changes, or after ml_rag.retry_vectorizer. A row that was embedded or deleted since
+is gone after the next run.$$;
 -- its policy is in vectorizer/queue
 ALTER TABLE ml_rag.vectorizer_error ENABLE ROW LEVEL SECURITY;
 -- nor may estimates, which EXPLAIN shows too, tell of others' rows
@@ -44,25 +47,32 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._note_failures(relation regclass, keys text[], texts text[], errors jsonb[]) RETURNS integer
+CREATE FUNCTION ml_rag._note_failures(relation regclass, keys text[], texts text[],
+  errors jsonb[]) RETURNS integer
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the errors of a batch's rows, null where there is none; those are forgotten that had one. Returns how many have
--- A minute until the second attempt, twice as long until each further one, at most a day. What no attempt can mend, an
--- empty or too long text, waits for another text.  Writes: ml_rag.vectorizer_error
+-- purpose: the errors of a batch's rows, null where there is none; those are forgotten that had one. Returns
+-- how many have
+-- A minute until the second attempt, twice as long until each further one, at most a day. What no attempt can
+-- mend, an empty or too long text, waits for another text.  Writes: ml_rag.vectorizer_error
 DECLARE
   _n integer;
 BEGIN
   UPDATE ml_rag.vectorizer_error AS e SET attempts = 0 FROM unnest(keys, errors) AS u (key, error)
   WHERE e.relation = _note_failures.relation AND e.key = u.key AND u.error IS NULL;
-  INSERT INTO ml_rag.vectorizer_error AS e (relation, key, attempts, sqlstate, message, detail, failed_at, next_attempt, text_hash)
-  SELECT _note_failures.relation, u.key, 1, u.error ->> 'sqlstate', u.error ->> 'message', u.error ->> 'detail', now(),
-    CASE WHEN u.error ? 'final' THEN 'infinity' ELSE now() + interval '1 minute' END, ml_rag._text_hash(u.text)
+  INSERT INTO ml_rag.vectorizer_error AS e (relation, key, attempts, sqlstate, message, detail, failed_at,
+    next_attempt, text_hash)
+  SELECT _note_failures.relation, u.key, 1, u.error ->> 'sqlstate', u.error ->> 'message',
+    u.error ->> 'detail', now(),
+    CASE WHEN u.error ? 'final' THEN 'infinity' ELSE now() + interval '1 minute' END,
+      ml_rag._text_hash(u.text)
   FROM unnest(keys, texts, errors) AS u (key, text, error) WHERE u.error IS NOT NULL
   ON CONFLICT ON CONSTRAINT vectorizer_error_pkey DO UPDATE SET
     attempts = CASE WHEN e.text_hash = excluded.text_hash THEN e.attempts + 1 ELSE 1 END,
-    sqlstate = excluded.sqlstate, message = excluded.message, detail = excluded.detail, failed_at = excluded.failed_at,
+    sqlstate = excluded.sqlstate, message = excluded.message, detail = excluded.detail,
+    failed_at = excluded.failed_at,
     next_attempt = CASE WHEN excluded.next_attempt < 'infinity' AND e.text_hash = excluded.text_hash
-      THEN now() + least(interval '1 day', interval '1 minute' * 2 ^ least(e.attempts, 20)) ELSE excluded.next_attempt END,
+      THEN now() + least(interval '1 day', interval '1 minute' * 2 ^ least(e.attempts, 20))
+      ELSE excluded.next_attempt END,
     text_hash = excluded.text_hash;
   GET DIAGNOSTICS _n = ROW_COUNT;
   RETURN _n;

@@ -1,10 +1,12 @@
 -- immediate: rows embedded in the transaction that writes them, by triggers after each statement.
 -- As with segments, they run a function that the owner of the table owns. A row that cannot be embedded is in
--- ml_rag.vectorizer_error; what every row would get, such as a model server that cannot be reached, fails the statement.
+-- ml_rag.vectorizer_error; what every row would get, such as a model server that cannot be reached, fails the
+-- statement.
 
 CREATE FUNCTION ml_rag._written_keys(relation regclass) RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: SQL of the keys of those rows of a statement that wait, in the order of ml_rag_new; null where there are none
+-- purpose: SQL of the keys of those rows of a statement that wait, in the order of ml_rag_new; null where
+-- there are none
 DECLARE
   _segments regclass := ml_rag._segment_table(relation);
   _filled regclass := coalesce(_segments, relation);
@@ -13,14 +15,15 @@ BEGIN
   PERFORM ml_rag._hold(ml_rag._parts(_filled));
   PERFORM ml_rag._refuse_foreign_schema(_filled);
   IF (SELECT c.relkind = 'r' FROM pg_class AS c WHERE c.oid = _filled) THEN
-    -- no trigger comes between the check and the rows: a child can have one of the same key, of partitions only
-    -- the one that was written
+    -- no trigger comes between the check and the rows: a child can have one of the same key, of partitions
+    -- only the one that was written
     EXECUTE format('LOCK TABLE %s IN ROW EXCLUSIVE MODE', ml_rag._relation_name(_filled));
   END IF;
   PERFORM ml_rag._refuse_foreign_trigger(relation, _filled);
   RETURN format('SELECT array_agg(%s) FROM ml_rag_new AS t WHERE %s', ml_rag._key_text('t', _key),
     CASE WHEN _segments IS NULL THEN 't.segment_embedding IS NULL'
-      ELSE format('EXISTS (SELECT FROM %s AS s WHERE %s AND s.segment_embedding IS NULL)', ml_rag._full_name(_segments),
+      ELSE format('EXISTS (SELECT FROM %s AS s WHERE %s AND s.segment_embedding IS NULL)',
+        ml_rag._full_name(_segments),
         ml_rag._same_key('s', (ml_rag._source_key(_segments)).key, 't', _key)) END);
 END
 $$;
@@ -35,15 +38,16 @@ DECLARE
 BEGIN
   WHILE keys IS NOT NULL AND _result IS NULL LOOP
     SELECT w.job, w.result INTO _job, _result
-    FROM ml_rag._work(_job, '_embed_rows', jsonb_build_array(relation::oid, NULL, keys), NULL, false, NULL) AS w;
+    FROM ml_rag._work(_job, '_embed_rows', jsonb_build_array(relation::oid, NULL, keys), NULL,
+      false, NULL) AS w;
   END LOOP;
 END
 $$;
 
 CREATE FUNCTION ml_rag._embed_at_once(relation regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET citus.enable_ddl_propagation = off AS $$
--- purpose: the triggers and their function, which belongs to the owner of the table; nobody else may make triggers of it, nor
--- have made it: see ml_rag._keep_segments
+-- purpose: the triggers and their function, which belongs to the owner of the table; nobody else may make
+-- triggers of it, nor have made it: see ml_rag._keep_segments
 -- Writes: the table's definition and a new function, as the caller
 DECLARE
   _relation text := ml_rag._full_name(relation);
@@ -53,7 +57,8 @@ BEGIN
   SELECT format('%I.%I', n.nspname, left(c.relname, 57) || '_embed'), c.relowner INTO _function, _owner
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation;
   EXECUTE format($sql$
-    CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog,
+      pg_temp AS $body$
     -- made by ml_rag.create_vectorizer: embeds the rows of a statement
     DECLARE
       _keys text[];
@@ -71,9 +76,11 @@ BEGIN
   EXECUTE format('REVOKE ALL ON FUNCTION %s() FROM PUBLIC', _function);
   EXECUTE format('ALTER FUNCTION %s() OWNER TO %s', _function, _owner);
   -- after those that keep segments
-  EXECUTE format('CREATE TRIGGER "~ml_rag_immediate_insert" AFTER INSERT ON %s REFERENCING NEW TABLE AS ml_rag_new '
+  EXECUTE
+    format('CREATE TRIGGER "~ml_rag_immediate_insert" AFTER INSERT ON %s REFERENCING NEW TABLE AS ml_rag_new '
     'FOR EACH STATEMENT EXECUTE FUNCTION %s()', _relation, _function);
-  EXECUTE format('CREATE TRIGGER "~ml_rag_immediate_update" AFTER UPDATE ON %s REFERENCING NEW TABLE AS ml_rag_new '
+  EXECUTE
+    format('CREATE TRIGGER "~ml_rag_immediate_update" AFTER UPDATE ON %s REFERENCING NEW TABLE AS ml_rag_new '
     'FOR EACH STATEMENT EXECUTE FUNCTION %s()', _relation, _function);
 END
 $$;

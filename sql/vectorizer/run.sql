@@ -2,8 +2,8 @@
 
 CREATE FUNCTION ml_rag._make_run(relation regclass, options jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: a run of a table's vectorizer: the fields of ml_rag._embedding_job, whose store is the table that is filled, and
--- others. request: how texts are split, where it has a table of segments
+-- purpose: a run of a table's vectorizer: the fields of ml_rag._embedding_job, whose store is the table that
+-- is filled, and others. request: how texts are split, where it has a table of segments
 DECLARE
   _options jsonb := ml_rag.parse_options('run_vectorizer', $2);
   _store regclass := relation;
@@ -20,15 +20,19 @@ BEGIN
   END IF;
   -- it may have been moved since it was made
   PERFORM ml_rag._refuse_foreign_schema(_store);
-  _index := ml_rag._index_definition(_found.options -> 'index', _found.options ->> 'distance_metric', 'vector');
+  _index := ml_rag._index_definition(_found.options -> 'index',
+    _found.options ->> 'distance_metric', 'vector');
   RETURN jsonb_build_object(
-    'relation', relation::oid::bigint, 'owner', (SELECT c.relowner::bigint FROM pg_class AS c WHERE c.oid = _store),
+    'relation', relation::oid::bigint, 'owner', (SELECT c.relowner::bigint FROM pg_class AS c
+      WHERE c.oid = _store),
     'request', CASE WHEN _store <> relation THEN
       jsonb_build_object('embed_model_id', _found.model_id, 'chunking', _found.options -> 'chunking') END,
     'key', _key.key, 'key_types', _key.types, 'batches', _options -> 'batches',
     'store', _store::oid::bigint, 'vector_store', ml_rag._full_name(relation),
-    'embedding', _found.model_id, 'column_name', 'segment_embedding', 'segment', 'segment', 'model_id', _found.model_id,
-    'type', _found.type, 'index_method', _index.method, 'index_class', _index.class, 'index_options', _index.storage,
+    'embedding', _found.model_id, 'column_name', 'segment_embedding', 'segment', 'segment', 'model_id',
+    _found.model_id,
+    'type', _found.type, 'index_method', _index.method, 'index_class', _index.class, 'index_options',
+    _index.storage,
     'any_index', true, 'batch_size', _options -> 'batch_size', 'lock_seconds', 10);
 END
 $$;
@@ -45,25 +49,31 @@ BEGIN
       SELECT count(*) FROM pg_trigger AS t
       WHERE t.tgrelid = relation AND t.tgname ~ '^ml_rag_segments_(insert|update|delete|truncate|key)$'
         AND t.tgenabled IN ('O', 'A')) END, false) THEN
-    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('a trigger of "%s" was dropped or disabled', relation),
+    RAISE WARNING USING ERRCODE = '01000',
+      MESSAGE = format('a trigger of "%s" was dropped or disabled', relation),
       DETAIL = 'Texts that changed without it have kept their old embedding.',
-      HINT = format('First: SELECT ml_rag.drop_vectorizer(%1$L); then: SELECT ml_rag.create_vectorizer(%1$L, ''{"columns": …}'');',
+      HINT = format('First: SELECT ml_rag.drop_vectorizer(%1$L); then: SELECT ml_rag.create_vectorizer(%1$L, '
+        '''{"columns": …}'');',
         relation);
   ELSIF _trigger.later IS NOT NULL AND store = relation THEN
-    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('trigger "%s" of "%s" runs after that of ml_rag', _trigger.later, relation),
+    RAISE WARNING USING ERRCODE = '01000',
+      MESSAGE = format('trigger "%s" of "%s" runs after that of ml_rag', _trigger.later, relation),
       DETAIL = 'It could change a text whose embedding is kept. Triggers run in the order of their names.',
       HINT = format('ALTER TRIGGER %I ON %s RENAME TO …;', _trigger.later, relation);
   END IF;
   IF failed > 0 THEN
-    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('%s rows of "%s" could not be embedded', failed, relation),
-      HINT = format('Why: SELECT key, sqlstate, message, detail FROM ml_rag.vectorizer_error WHERE relation = %L::regclass;',
+    RAISE WARNING USING ERRCODE = '01000',
+      MESSAGE = format('%s rows of "%s" could not be embedded', failed, relation),
+      HINT = format('Why: SELECT key, sqlstate, message, detail FROM ml_rag.vectorizer_error WHERE relation '
+        '= %L::regclass;',
         relation);
   END IF;
   RETURN ml_rag._count_waiting(relation);
 END
 $$;
 
-CREATE PROCEDURE ml_rag.run_vectorizer(relation regclass, options jsonb DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
+CREATE PROCEDURE ml_rag.run_vectorizer(relation regclass, options jsonb DEFAULT NULL,
+  INOUT result jsonb DEFAULT NULL)
 LANGUAGE plpgsql
 AS $$
 -- purpose: embed what waits, a commit after each step
@@ -74,15 +84,18 @@ DECLARE
 $$;
 COMMENT ON PROCEDURE ml_rag.run_vectorizer(regclass, jsonb, jsonb) IS
 $$embeds the rows of a table that wait for it, as ml-rag worker does: CALL ml_rag.run_vectorizer('shop.items')
-By hand or from pg_cron. Rows are embedded in batches, with a commit after each; nobody waits for a model: not who reads the
-table, nor who writes to it. Several runs share a table, none embeds a row that another has. A row that cannot be embedded is
-in ml_rag.vectorizer_error, and is tried again later; one that is changed meanwhile comes up again. The first run that has
-embedded all builds the index, while writers wait. For the owner of the table; not inside a transaction block.
+By hand or from pg_cron. Rows are embedded in batches, with a commit after each; nobody waits for a model: not
+who reads the table, nor who writes to it. Several runs share a table, none embeds a row that another has. A
+row that cannot be embedded is in ml_rag.vectorizer_error, and is tried again later; one that is changed
+meanwhile comes up again. The first run that has embedded all builds the index, while writers wait. For the
+owner of the table; not inside a transaction block.
 options: SELECT * FROM ml_rag.option WHERE routine = 'run_vectorizer'.
-result: {"relation", "embedded", "failed", "pending", "seconds"}; pending: rows that came meanwhile, or that another run has.
-Errors: 22000 the model has other dimensions by now; 22023 bad option; 25001; 25006 read-only; 42704 no vectorizer; 42P01;
-42501; 55000 its columns were dropped or renamed, hidden rows, isolation level; 55P03 lock_timeout: what was done is kept;
-08006; 53200 too many rows claimed at once for max_locks_per_transaction; 53300; 57014; 38000.$$;
+result: {"relation", "embedded", "failed", "pending", "seconds"}; pending: rows that came meanwhile, or that
+another run has.
+Errors: 22000 the model has other dimensions by now; 22023 bad option; 25001; 25006 read-only; 42704 no
+vectorizer; 42P01; 42501; 55000 its columns were dropped or renamed, hidden rows, isolation level; 55P03
+lock_timeout: what was done is kept; 08006; 53200 too many rows claimed at once for max_locks_per_transaction;
+53300; 57014; 38000.$$;
 
 CREATE FUNCTION ml_rag.retry_vectorizer(relation regclass) RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$

@@ -1,23 +1,27 @@
--- segments: the table of segments of a vectorizer whose destination is "table", for texts longer than the model takes in.
+-- segments: the table of segments of a vectorizer whose destination is "table", for texts longer than the
+-- model takes in.
 --
--- The source gets the generated columns segment and document_name; each of its rows has rows in the table of segments, by
--- its key. One that waits for a run has a single row there, with its whole text and no embedding, so that it is found by
--- its words; a run puts the segments in its place. Triggers of the source do what a statement did to it to the segments
--- too, in the same transaction. They run a function that the owner of the source owns, since whoever writes the source may
--- not write the segments otherwise; what it executes is made here. A policy shows the segments of those rows of the source
--- that the reader sees; its function reads the source, and is by what the table of segments is found: it follows when either
--- table is renamed.
+-- The source gets the generated columns segment and document_name; each of its rows has rows in the table of
+-- segments, by its key. One that waits for a run has a single row there, with its whole text and no
+-- embedding, so that it is found by its words; a run puts the segments in its place. Triggers of the source
+-- do what a statement did to it to the segments too, in the same transaction. They run a function that the
+-- owner of the source owns, since whoever writes the source may not write the segments otherwise; what it
+-- executes is made here. A policy shows the segments of those rows of the source that the reader sees; its
+-- function reads the source, and is by what the table of segments is found: it follows when either table is
+-- renamed.
 
 CREATE FUNCTION ml_rag._segment_table(relation oid, must_exist boolean DEFAULT false) RETURNS regclass
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the table of segments of a table; null = it has none. Anybody may make a policy that reads another's table, so
--- both must be of one owner  Reads: the catalog
+-- purpose: the table of segments of a table; null = it has none. Anybody may make a policy that reads
+-- another's table, so both must be of one owner  Reads: the catalog
 DECLARE
   _segments regclass := (
     SELECT p.polrelid FROM pg_depend AS f
-    JOIN pg_depend AS d ON d.refclassid = 'pg_proc'::regclass AND d.refobjid = f.objid AND d.classid = 'pg_policy'::regclass
+    JOIN pg_depend AS d ON d.refclassid = 'pg_proc'::regclass AND d.refobjid = f.objid
+      AND d.classid = 'pg_policy'::regclass
     JOIN pg_policy AS p ON p.oid = d.objid
-    JOIN pg_class AS c ON c.oid = p.polrelid JOIN pg_class AS s ON s.oid = relation AND s.relowner = c.relowner
+    JOIN pg_class AS c ON c.oid = p.polrelid JOIN pg_class AS s ON s.oid = relation
+      AND s.relowner = c.relowner
     WHERE f.classid = 'pg_proc'::regclass AND f.refclassid = 'pg_class'::regclass AND f.refobjid = relation
       AND p.polname = 'ml_rag_source' AND p.polrelid <> relation LIMIT 1);
 BEGIN
@@ -34,8 +38,8 @@ $$;
 
 CREATE FUNCTION ml_rag._source_key(segments regclass, OUT key name[], OUT types text[])
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the columns of a table of segments that hold the key of the source, and their types: all of its own key but the
--- number
+-- purpose: the columns of a table of segments that hold the key of the source, and their types: all of its
+-- own key but the number
 BEGIN
   SELECT k.key[:cardinality(k.key) - 1], k.types[:cardinality(k.key) - 1] INTO key, types
   FROM ml_rag._primary_key(segments) AS k;
@@ -44,26 +48,29 @@ $$;
 
 CREATE FUNCTION ml_rag._row_metadata(relation regclass, segments regclass, alias text) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: SQL of what a row of the source gives to the metadata of its segments: columns that the marker names
+-- purpose: SQL of what a row of the source gives to the metadata of its segments: columns that the marker
+-- names
 -- Reads: the catalog
 BEGIN
   RETURN (
-    SELECT format('jsonb_build_object(%s)', string_agg(format('%L, %s.%I', c.name, alias, c.name), ', ' ORDER BY c.place))
+    SELECT format('jsonb_build_object(%s)', string_agg(format('%L, %s.%I', c.name, alias, c.name), ', '
+      ORDER BY c.place))
     FROM pg_attribute AS e
     CROSS JOIN string_to_table(ml_rag._marked_key(col_description(segments, e.attnum), 'ROW'), '+')
       WITH ORDINALITY AS c (name, place)
-    JOIN pg_attribute AS a ON a.attrelid = relation AND a.attname = c.name AND a.attnum > 0 AND NOT a.attisdropped
+    JOIN pg_attribute AS a ON a.attrelid = relation AND a.attname = c.name AND a.attnum > 0
+      AND NOT a.attisdropped
     WHERE e.attrelid = segments AND e.attname = 'segment_embedding');
 END
 $$;
 
 CREATE FUNCTION ml_rag._segment_statements(relation regclass, operation text) RETURNS text[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: what the trigger function executes after a statement, whose rows are ml_rag_old and ml_rag_new; operation KEY:
--- where the key of a row has changed, $1 and $2 are the row before and after, as jsonb; ALL: all rows of the source.
--- Where the first statement finds nothing, the others have nothing to do.
--- A run may just put segments in the place of a row that waits: the first statement waits for its end, and the next ones see
--- what it has written. document_id is the key where that is one integer, else a hash of it.
+-- purpose: what the trigger function executes after a statement, whose rows are ml_rag_old and ml_rag_new;
+-- operation KEY: where the key of a row has changed, $1 and $2 are the row before and after, as jsonb; ALL:
+-- all rows of the source. Where the first statement finds nothing, the others have nothing to do.
+-- A run may just put segments in the place of a row that waits: the first statement waits for its end, and
+-- the next ones see what it has written. document_id is the key where that is one integer, else a hash of it.
 DECLARE
   _table regclass := ml_rag._segment_table(relation, true);
   _segments text := ml_rag._full_name(_table);
@@ -71,7 +78,8 @@ DECLARE
   _keys record;
   _other_text text := 's.text_hash <> hashtextextended(coalesce(n.segment, '''') COLLATE "C", 0)';
   _metadata text := ml_rag._row_metadata(relation, _table, 'n');
-  _other_name text := format('(s.document_name COLLATE "C" <> n.document_name COLLATE "C" OR s.metadata <> s.metadata || %s)',
+  _other_name text :=
+    format('(s.document_name COLLATE "C" <> n.document_name COLLATE "C" OR s.metadata <> s.metadata || %s)',
     _metadata);
   _insert text;
   _rows text;
@@ -89,15 +97,19 @@ BEGIN
     string_agg(format('%I = n.%I', u.key, u.source), ', ') AS set,
     string_agg(format('s.%I = n.%I', u.key, u.source), ' AND ') AS new,
     string_agg(format('s.%I = o.%I', u.key, u.source), ' AND ') AS old,
-    CASE WHEN _source.types <@ '{smallint,integer,bigint}' AND cardinality(_source.types) = 1 THEN min(format('n.%I', u.source))
+    CASE WHEN _source.types <@ '{smallint,integer,bigint}' AND cardinality(_source.types) = 1 THEN
+      min(format('n.%I', u.source))
       ELSE format('hashtextextended(ARRAY[%s]::text COLLATE "C", 0)',
         string_agg(format('n.%I::text', u.source), ', ' ORDER BY u.place)) END AS document_id
   INTO _keys
-  FROM unnest((ml_rag._primary_key(_table)).key, _source.key) WITH ORDINALITY AS u (key, source, place) WHERE u.source IS NOT NULL;
+  FROM unnest((ml_rag._primary_key(_table)).key, _source.key) WITH ORDINALITY AS u (key, source, place)
+  WHERE u.source IS NOT NULL;
   _insert := format('INSERT INTO %s AS s (%s, document_id, document_name, metadata, segment_number, segment,'
-    ' text_hash) SELECT %s, %s, n.document_name, %s, 1, n.segment, hashtextextended(coalesce(n.segment, '''') COLLATE "C", 0)',
+    ' text_hash) SELECT %s, %s, n.document_name, %s, 1, n.segment, hashtextextended(coalesce(n.segment, '
+    ''''') COLLATE "C", 0)',
     _segments, _keys.segments, _keys.source, _keys.document_id, _metadata);
-  _rows := format('jsonb_populate_record(NULL::%1$s, $1) AS o, jsonb_populate_record(NULL::%1$s, $2) AS n', ml_rag._full_name(relation));
+  _rows := format('jsonb_populate_record(NULL::%1$s, $1) AS o, jsonb_populate_record(NULL::%1$s, $2) AS n',
+    ml_rag._full_name(relation));
   RETURN CASE operation
     WHEN 'ALL' THEN ARRAY[format('%s FROM %s AS n', _insert, ml_rag._full_name(relation))]
     WHEN 'INSERT' THEN ARRAY[_insert || ' FROM ml_rag_new AS n']
@@ -105,15 +117,19 @@ BEGIN
       format('SELECT FROM %s AS s, ml_rag_old AS o WHERE %s FOR UPDATE OF s', _segments, _keys.old),
       format('DELETE FROM %s AS s USING ml_rag_old AS o WHERE %s', _segments, _keys.old)]
     WHEN 'UPDATE' THEN ARRAY[
-      format('SELECT FROM %s AS s, ml_rag_new AS n WHERE %s AND (%s OR %s) FOR UPDATE OF s', _segments, _keys.new, _other_text,
+      format('SELECT FROM %s AS s, ml_rag_new AS n WHERE %s AND (%s OR %s) FOR UPDATE OF s', _segments,
+        _keys.new, _other_text,
         _other_name),
       format('DELETE FROM %s AS s USING ml_rag_new AS n WHERE %s AND %s', _segments, _keys.new, _other_text),
-      format('UPDATE %s AS s SET document_name = n.document_name, metadata = s.metadata || %s FROM ml_rag_new AS n'
+      format('UPDATE %s AS s SET document_name = n.document_name, metadata = s.metadata || %s FROM '
+        'ml_rag_new AS n'
         ' WHERE %s AND %s', _segments, _metadata, _keys.new, _other_name),
-      format('%s FROM ml_rag_new AS n WHERE NOT EXISTS (SELECT FROM %s AS s WHERE %s)', _insert, _segments, _keys.new)]
+      format('%s FROM ml_rag_new AS n WHERE NOT EXISTS (SELECT FROM %s AS s WHERE %s)', _insert,
+        _segments, _keys.new)]
     WHEN 'KEY' THEN ARRAY[
       format('SELECT FROM %s AS s, %s WHERE %s FOR UPDATE OF s', _segments, _rows, _keys.old),
-      format('UPDATE %s AS s SET %s, document_id = %s FROM %s WHERE %s', _segments, _keys.set, _keys.document_id, _rows,
+      format('UPDATE %s AS s SET %s, document_id = %s FROM %s WHERE %s', _segments, _keys.set,
+        _keys.document_id, _rows,
         _keys.old)]
     WHEN 'TRUNCATE' THEN ARRAY['TRUNCATE ' || _segments] END;
 END
@@ -123,13 +139,15 @@ CREATE FUNCTION ml_rag._segments_comment(chunking jsonb) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the comment of a table of segments: how its texts are split
 BEGIN
-  RETURN format('segments of the rows of another table, kept by its triggers and ml_rag.run_vectorizer; chunking: %s', chunking);
+  RETURN format('segments of the rows of another table, kept by its triggers and ml_rag.run_vectorizer; '
+    'chunking: %s', chunking);
 END
 $$;
 
 CREATE FUNCTION ml_rag._make_segments(relation regclass, type text, chunking jsonb) RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the table of segments, with a row that waits for each of the source's; who may read all of the source may read it
+-- purpose: the table of segments, with a row that waits for each of the source's; who may read all of the
+-- source may read it
 -- The policy reads the columns of the text, so that it takes the privilege to read them in the source.
 -- Writes: a new table, as the caller
 DECLARE
@@ -138,24 +156,31 @@ DECLARE
   _name text;
   _grantee oid;
 BEGIN
-  SELECT n.nspname, left(c.relname, 54) || '_segments' AS name, c.relkind, c.relowner::regrole AS owner, c.relacl INTO _source
+  SELECT n.nspname, left(c.relname, 54) || '_segments' AS name, c.relkind, c.relowner::regrole AS owner,
+    c.relacl INTO _source
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation;
   _name := format('%I.%I', _source.nspname, _source.name);
   IF _source.relkind = 'p' OR EXISTS (
     SELECT FROM unnest(_key.types) AS t
-    WHERE t !~ '^(smallint|integer|bigint|numeric(\(\d+,\d+\))?|oid|text|character varying(\(\d+\))?|uuid)$') THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot have a table of segments', relation),
-      DETAIL = CASE _source.relkind WHEN 'p' THEN 'It is partitioned: changes made directly in a partition would be missed.'
+    WHERE t !~ '^(smallint|integer|bigint|numeric(\(\d+,\d+\))?|oid|text|character varying(\(\d+\))?|uuid)$')
+      THEN
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('"%s" cannot have a table of segments', relation),
+      DETAIL = CASE _source.relkind WHEN 'p' THEN 'It is partitioned: changes made directly in a partition '
+        'would be missed.'
         ELSE format('Its primary key is of type %s.', array_to_string(_key.types, ', ')) END,
       HINT = CASE _source.relkind WHEN 'p' THEN '"destination": "column" works for partitioned tables.'
         ELSE 'A key may be of integer, numeric, text and uuid columns.' END;
   ELSIF to_regclass(_name) IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '42P07', MESSAGE = format('relation "%s" exists already', to_regclass(_name)),
-      DETAIL = 'The table of segments has that name.', HINT = format('Rename the table: ALTER TABLE %s RENAME TO …; '
+    RAISE EXCEPTION USING ERRCODE = '42P07',
+      MESSAGE = format('relation "%s" exists already', to_regclass(_name)),
+      DETAIL = 'The table of segments has that name.',
+      HINT = format('Rename the table: ALTER TABLE %s RENAME TO …; '
         'or drop it if nothing needs it.', _name);
   END IF;
   EXECUTE format('CREATE TABLE %s (%s, document_id bigint NOT NULL, document_name text NOT NULL,'
-    ' metadata jsonb NOT NULL DEFAULT ''{}'', segment_number integer NOT NULL, segment text, text_hash bigint NOT NULL,'
+    ' metadata jsonb NOT NULL DEFAULT ''{}'', segment_number integer NOT NULL, segment text, text_hash '
+    'bigint NOT NULL,'
     ' segment_embedding %s, PRIMARY KEY (%s, segment_number))', _name,
     (SELECT string_agg(format('%I %s NOT NULL', left('source_' || u.k, 63), u.type), ', ' ORDER BY u.place)
      FROM unnest(_key.key, _key.types) WITH ORDINALITY AS u (k, type, place)), type,
@@ -165,16 +190,20 @@ BEGIN
   EXECUTE format('COMMENT ON TABLE %s IS %L', _name, ml_rag._segments_comment(chunking));
   -- what searches ask of neighbouring segments
   EXECUTE format('CREATE INDEX ON %s (document_id, segment_number)', _name);
-  -- nobody looks a segment up by its text, and estimates, which EXPLAIN shows to everybody, would tell of hidden ones
+  -- nobody looks a segment up by its text, and estimates, which EXPLAIN shows to everybody, would tell of
+  -- hidden ones
   EXECUTE format('ALTER TABLE %s ALTER segment SET STATISTICS 0, ALTER text_hash SET STATISTICS 0', _name);
   EXECUTE format('CREATE POLICY ml_rag_source ON %s FOR SELECT USING (%s(%s))', _name,
-    ml_rag._make_visible(_name::regclass, _key.types, format('EXISTS (SELECT n.segment, n.document_name FROM %s AS n WHERE %s)',
+    ml_rag._make_visible(_name::regclass, _key.types, format('EXISTS (SELECT n.segment, n.document_name FROM '
+      '%s AS n WHERE %s)',
       ml_rag._full_name(relation), (SELECT string_agg(format('n.%I = $%s', k, place), ' AND ' ORDER BY place)
                                     FROM unnest(_key.key) WITH ORDINALITY AS u (k, place)))),
     (SELECT string_agg(quote_ident(left('source_' || k, 63)), ', ' ORDER BY place)
      FROM unnest(_key.key) WITH ORDINALITY AS u (k, place)));
-  FOR _grantee IN SELECT DISTINCT a.grantee FROM aclexplode(_source.relacl) AS a WHERE a.privilege_type = 'SELECT' LOOP
-    EXECUTE format('GRANT SELECT ON %s TO %s', _name, CASE _grantee WHEN 0 THEN 'PUBLIC' ELSE _grantee::regrole::text END);
+  FOR _grantee IN SELECT DISTINCT a.grantee FROM aclexplode(_source.relacl) AS a
+    WHERE a.privilege_type = 'SELECT' LOOP
+    EXECUTE format('GRANT SELECT ON %s TO %s', _name,
+      CASE _grantee WHEN 0 THEN 'PUBLIC' ELSE _grantee::regrole::text END);
   END LOOP;
   EXECUTE (ml_rag._segment_statements(relation, 'ALL'))[1];
   EXECUTE format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', _name);
@@ -185,9 +214,9 @@ $$;
 CREATE FUNCTION ml_rag._keep_segments(relation regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET citus.enable_ddl_propagation = off AS $$
 -- purpose: the triggers of the source, and the function that they run, which belongs to its owner
--- Nobody else may make triggers of it: they would write into the table of segments. So it never replaces another function, whose
--- owner may have granted others to execute it. What a vectorizer of a dropped table has left is dropped first.
--- Citus does not make it on its workers, too.
+-- Nobody else may make triggers of it: they would write into the table of segments. So it never replaces
+-- another function, whose owner may have granted others to execute it. What a vectorizer of a dropped table
+-- has left is dropped first. Citus does not make it on its workers, too.
 -- Writes: the table's definition and a new function, as the caller
 DECLARE
   _relation text := ml_rag._full_name(relation);
@@ -203,7 +232,8 @@ BEGIN
     EXECUTE format('DROP FUNCTION %s()', _function);
   END IF;
   EXECUTE format($sql$
-    CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog,
+      pg_temp AS $body$
     -- made by ml_rag.create_vectorizer: what a statement has done to a table, done to its segments
     DECLARE
       _statement text;
@@ -214,7 +244,8 @@ BEGIN
       IF NOT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'ml_rag') THEN
         RETURN NULL;
       END IF;
-      FOREACH _statement IN ARRAY ml_rag._segment_statements(TG_RELID, CASE TG_LEVEL WHEN 'ROW' THEN 'KEY' ELSE TG_OP END) LOOP
+      FOREACH _statement IN ARRAY ml_rag._segment_statements(TG_RELID,
+        CASE TG_LEVEL WHEN 'ROW' THEN 'KEY' ELSE TG_OP END) LOOP
         IF TG_LEVEL = 'ROW' THEN
           EXECUTE _statement USING to_jsonb(OLD), to_jsonb(NEW);
         ELSE
@@ -235,17 +266,22 @@ BEGIN
       'ml_rag_segments_' || lower(_event), _event, _relation, CASE _event
         WHEN 'INSERT' THEN 'REFERENCING NEW TABLE AS ml_rag_new'
         WHEN 'DELETE' THEN 'REFERENCING OLD TABLE AS ml_rag_old'
-        WHEN 'UPDATE' THEN 'REFERENCING OLD TABLE AS ml_rag_old NEW TABLE AS ml_rag_new' ELSE '' END, _function);
+        WHEN 'UPDATE' THEN 'REFERENCING OLD TABLE AS ml_rag_old NEW TABLE AS ml_rag_new'
+        ELSE '' END, _function);
   END LOOP;
-  EXECUTE format('CREATE TRIGGER ml_rag_segments_key AFTER UPDATE ON %s FOR EACH ROW WHEN (%s) EXECUTE FUNCTION %s()', _relation,
-    (SELECT string_agg(format('OLD.%1$I::text COLLATE "C" <> NEW.%1$I::text COLLATE "C"', k), ' OR ') FROM unnest(_key) AS k),
+  EXECUTE
+    format('CREATE TRIGGER ml_rag_segments_key AFTER UPDATE ON %s FOR EACH ROW WHEN (%s) EXECUTE FUNCTION '
+      '%s()', _relation,
+    (SELECT string_agg(format('OLD.%1$I::text COLLATE "C" <> NEW.%1$I::text COLLATE "C"', k), ' OR ')
+      FROM unnest(_key) AS k),
     _function);
 END
 $$;
 
 CREATE FUNCTION ml_rag._drop_triggers(relation regclass, pattern text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: drop triggers of a table by their names, and the functions that they run, as far as they are of the table's owner
+-- purpose: drop triggers of a table by their names, and the functions that they run, as far as they are of
+-- the table's owner
 -- Writes: the table's definition, as the caller
 DECLARE
   _functions regprocedure[] := ARRAY(

@@ -1,11 +1,12 @@
 -- status: which vectorizers there are, and how far each is.
 
 CREATE FUNCTION ml_rag._vectorizers()
-RETURNS TABLE (relation regclass, options jsonb, pending bigint, oldest_pending timestamptz, failed bigint, rows bigint,
+RETURNS TABLE (relation regclass, options jsonb, pending bigint, oldest_pending timestamptz, failed bigint,
+  rows bigint,
                truncated bigint, reason text)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 10 SET search_path FROM CURRENT AS $$
--- purpose: the vectorizers of tables that the caller owns; what is read of the table itself is null where that could run code of
--- a role that is not trusted, or where it fails, and reason says why
+-- purpose: the vectorizers of tables that the caller owns; what is read of the table itself is null where
+-- that could run code of a role that is not trusted, or where it fails, and reason says why
 -- Whoever owns a table may make a trigger with anything as its argument.
 -- Reads: the tables, as the caller; ml_rag.vectorizer_error, ml_rag.vectorizer_truncated
 DECLARE
@@ -13,7 +14,8 @@ DECLARE
   _read oid[];
 BEGIN
   FOR _one IN
-    SELECT c.oid, c.reltuples FROM pg_class AS c WHERE c.oid = ANY (ml_rag._vectorized()) AND ml_rag._has_vectorizer(c.oid)
+    SELECT c.oid, c.reltuples FROM pg_class AS c
+    WHERE c.oid = ANY (ml_rag._vectorized()) AND ml_rag._has_vectorizer(c.oid)
     ORDER BY c.oid
   LOOP
     relation := _one.oid;
@@ -21,18 +23,22 @@ BEGIN
     pending := NULL;
     oldest_pending := NULL;
     failed := (SELECT count(*) FROM ml_rag.vectorizer_error AS e WHERE e.relation = _one.oid);
-    truncated := coalesce((SELECT t.texts FROM ml_rag.vectorizer_truncated AS t WHERE t.relation = _one.oid), 0);
+    truncated := coalesce((SELECT t.texts FROM ml_rag.vectorizer_truncated AS t
+      WHERE t.relation = _one.oid), 0);
     _read := _one.oid || ml_rag._parts(coalesce(ml_rag._segment_table(_one.oid), _one.oid));
     rows := CASE WHEN NOT ml_rag._is_distributed(_one.oid) THEN nullif(_one.reltuples, -1)::bigint END;
     BEGIN
       reason := CASE WHEN NOT ml_rag._hold_trusted(_read)
-        THEN coalesce(ml_rag._why_untrusted(_one.oid), 'A part of it, or its schema, belongs to a role that you do not trust.') END;
+        THEN coalesce(ml_rag._why_untrusted(_one.oid), 'A part of it, or its schema, belongs to a role that '
+          'you do not trust.') END;
       IF reason IS NULL THEN
         options := (ml_rag._find_vectorizer(relation)).options;
         pending := ml_rag._count_waiting(relation);
         -- workers of Citus have transactions of their own
-        oldest_pending := CASE WHEN current_setting('track_commit_timestamp')::boolean AND NOT ml_rag._is_distributed(relation) THEN (
-          SELECT min(w.value::timestamptz) FROM ml_rag._read_waiting(relation, 'min(pg_xact_commit_timestamp(t.xmin))') AS w (value)) END;
+        oldest_pending := CASE WHEN current_setting('track_commit_timestamp')::boolean
+          AND NOT ml_rag._is_distributed(relation) THEN (
+          SELECT min(w.value::timestamptz)
+          FROM ml_rag._read_waiting(relation, 'min(pg_xact_commit_timestamp(t.xmin))') AS w (value)) END;
       END IF;
     EXCEPTION WHEN OTHERS THEN
       pending := NULL;
@@ -48,9 +54,11 @@ CREATE VIEW ml_rag.vectorizer AS
   FROM ml_rag._vectorizers() AS v;
 COMMENT ON VIEW ml_rag.vectorizer IS
 $$the vectorizers of the caller's tables, and how far each is
-options: as given to ml_rag.create_vectorizer, with the defaults. pending: rows that wait for a run. oldest_pending: when the
-oldest of them was written; null where nothing waits, or where track_commit_timestamp is off. failed: rows in
-ml_rag.vectorizer_error. rows: of the table, an estimate: as the last ANALYZE or VACUUM has it.
-truncated: texts that runs have embedded since it was created and that were longer than the model takes in: "destination": "table"
-splits them. reason: why options, pending and oldest_pending are null: the owner of the table or of its schema is not trusted
-(ml_rag.discover), so that to read the table could run that role's code, or its columns were dropped.$$;
+options: as given to ml_rag.create_vectorizer, with the defaults. pending: rows that wait for a run.
+oldest_pending: when the oldest of them was written; null where nothing waits, or where track_commit_timestamp
+is off. failed: rows in ml_rag.vectorizer_error. rows: of the table, an estimate: as the last ANALYZE or
+VACUUM has it.
+truncated: texts that runs have embedded since it was created and that were longer than the model takes in:
+"destination": "table" splits them. reason: why options, pending and oldest_pending are null: the owner of the
+table or of its schema is not trusted (ml_rag.discover), so that to read the table could run that role's code,
+or its columns were dropped.$$;

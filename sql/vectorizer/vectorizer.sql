@@ -1,28 +1,34 @@
 -- vectorizer: an ordinary table made searchable, and kept so; docs/own-tables.md tells it as a whole.
 --
--- The table gets columns: segment, its text, and document_name, both generated; and segment_embedding, which a row trigger
--- empties where the text changes, or a table of segments beside it (vectorizer/segments). vectorizer/queue says what waits.
+-- The table gets columns: segment, its text, and document_name, both generated; and segment_embedding, which
+-- a row trigger empties where the text changes, or a table of segments beside it (vectorizer/segments).
+-- vectorizer/queue says what waits.
 
 CREATE FUNCTION ml_rag._check_vectorizer_columns(relation regclass) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: that a vectorizer can be made: there is none, and its columns are free, or those of one that is gone
+-- purpose: that a vectorizer can be made: there is none, and its columns are free, or those of one that is
+-- gone
 DECLARE
   _column name;
 BEGIN
   IF ml_rag._has_vectorizer(relation) THEN
-    RAISE EXCEPTION USING ERRCODE = '42710', MESSAGE = format('table "%s" has a vectorizer already', relation),
+    RAISE EXCEPTION USING ERRCODE = '42710',
+      MESSAGE = format('table "%s" has a vectorizer already', relation),
       HINT = format('First: SELECT ml_rag.drop_vectorizer(%L); then create the new one.', relation);
   END IF;
   IF ml_rag._has_texts(relation) THEN
     RETURN;
   END IF;
   SELECT a.attname INTO _column FROM pg_attribute AS a
-  WHERE a.attrelid = relation AND a.attname IN ('segment', 'document_name', 'segment_embedding') AND NOT a.attisdropped
+  WHERE a.attrelid = relation AND a.attname IN ('segment', 'document_name', 'segment_embedding')
+    AND NOT a.attisdropped
   ORDER BY a.attnum LIMIT 1;
   IF FOUND THEN
-    RAISE EXCEPTION USING ERRCODE = '42701', MESSAGE = format('table "%s" has a column "%s" already', relation, _column),
+    RAISE EXCEPTION USING ERRCODE = '42701',
+      MESSAGE = format('table "%s" has a column "%s" already', relation, _column),
       DETAIL = 'A vectorizer adds the columns segment, document_name and segment_embedding.',
-      HINT = format('Rename the column: ALTER TABLE %s RENAME COLUMN %I TO …; or drop the column if nothing needs it.',
+      HINT = format('Rename the column: ALTER TABLE %s RENAME COLUMN %I TO …; or drop the column if nothing '
+        'needs it.',
         relation, _column);
   END IF;
 END
@@ -37,10 +43,12 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._metadata_columns(relation regclass, wanted jsonb, template name[], key name[]) RETURNS name[]
+CREATE FUNCTION ml_rag._metadata_columns(relation regclass, wanted jsonb, template name[],
+  key name[]) RETURNS name[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: option metadata: columns that go along with a hit. Those of the key are there unless document_id is the key; a
--- marker holds no name with a blank, comma, semicolon or plus, so by default such columns are left out
+-- purpose: option metadata: columns that go along with a hit. Those of the key are there unless document_id
+-- is the key; a marker holds no name with a blank, comma, semicolon or plus, so by default such columns are
+-- left out
 -- Reads: the catalog
 DECLARE
   _unfit CONSTANT text := '[[:space:],;+]';
@@ -53,7 +61,8 @@ BEGIN
   FOR _column IN SELECT w.name FROM jsonb_array_elements_text(wanted) AS w (name) LOOP
     IF _column ~ _unfit OR NOT EXISTS (SELECT FROM pg_attribute AS a
       WHERE a.attrelid = relation AND a.attname = _column AND a.attnum > 0 AND NOT a.attisdropped) THEN
-      PERFORM ml_rag._bad_option('metadata', wanted, 'columns of the table, without blanks, commas, semicolons and + in their names',
+      PERFORM ml_rag._bad_option('metadata', wanted, 'columns of the table, without blanks, commas, '
+        'semicolons and + in their names',
         format('It has no column %I that can be used; its columns: %s.', _column, (
           SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) FROM pg_attribute AS a
           WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped)));
@@ -70,7 +79,8 @@ END
 $$;
 
 CREATE FUNCTION ml_rag.create_vectorizer(relation regclass, options jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT SET citus.enable_unsafe_triggers = on AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT SET citus.enable_unsafe_triggers = on AS $$
 -- Writes: the table's definition, as the caller
 DECLARE
   _options jsonb;
@@ -91,17 +101,20 @@ BEGIN
     PERFORM ml_rag._place_calls(relation);
   END IF;
   PERFORM ml_rag._check_embedding_table(relation, CASE
-    WHEN _options ->> 'destination' = 'table' THEN 'the policy of a table of segments reads its source, which a shard cannot.'
+    WHEN _options ->> 'destination' = 'table' THEN
+      'the policy of a table of segments reads its source, which a shard cannot.'
     WHEN _options ->> 'mode' = 'immediate' THEN 'its triggers run on workers, and the queue is here.' END);
   PERFORM ml_rag._check_vectorizer_columns(relation);
   _key := (ml_rag._primary_key(relation)).key;
   IF _model ~ '[[:space:],;]' THEN
-    PERFORM ml_rag._bad_option('embed_model_id', to_jsonb(_model), 'a name without blanks, commas and semicolons');
+    PERFORM ml_rag._bad_option('embed_model_id', to_jsonb(_model),
+      'a name without blanks, commas and semicolons');
   END IF;
   _template := ml_rag._template('columns', _options -> 'columns');
   _columns := ml_rag._template_columns(_template);
   _metadata := ml_rag._metadata_columns(relation, _options -> 'metadata', _columns, _key);
-  _name := ml_rag._text_expression('document_name', relation, ml_rag._template('document_name', _options -> 'document_name'), _key);
+  _name := ml_rag._text_expression('document_name', relation,
+    ml_rag._template('document_name', _options -> 'document_name'), _key);
   _template := ml_rag._text_expression('columns', relation, _template, _key);
   IF _options ->> 'destination' = 'table' THEN
     _options := jsonb_set(_options, '{chunking}', ml_rag._parse_chunking(_options -> 'chunking'));
@@ -130,12 +143,14 @@ BEGIN
     -- in one go: the table is written anew once
     BEGIN
       EXECUTE format('ALTER TABLE %s ADD COLUMN segment text GENERATED ALWAYS AS (%s) STORED,'
-        ' ADD COLUMN document_name text GENERATED ALWAYS AS (%s) STORED%s', ml_rag._relation_name(relation), _template, _name,
+        ' ADD COLUMN document_name text GENERATED ALWAYS AS (%s) STORED%s', ml_rag._relation_name(relation),
+        _template, _name,
         ', ADD COLUMN segment_embedding ' || CASE _store WHEN relation THEN _type END);
     EXCEPTION WHEN invalid_object_definition THEN
       RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'a column of the template cannot be part of a text',
         DETAIL = format('%s.', SQLERRM),
-        HINT = 'The text of a date, time, enum or array depends on settings, and a generated column cannot be used: '
+        HINT = 'The text of a date, time, enum or array depends on settings, and a generated column cannot '
+          'be used: '
           'add a text column for it that a trigger fills.';
     END;
   END IF;
@@ -155,26 +170,35 @@ BEGIN
     concat('GENAI_OPTIONS=EMBED_MODEL_ID=', _model,
       CASE WHEN _store = relation AND ml_rag._is_integer_key(relation, _key) AND _key[1] !~ '[[:space:],;+]'
         THEN ',DOCUMENT_ID=' || _key[1] END,
-      CASE _store WHEN relation THEN ',KEY=' ELSE ',ROW=' END || nullif(array_to_string(_metadata, '+'), '')));
+      CASE _store WHEN relation THEN ',KEY=' ELSE ',ROW=' END
+        || nullif(array_to_string(_metadata, '+'), '')));
   IF _store <> relation THEN
     -- the metadata of the segments that are there, which the triggers keep from then on
-    EXECUTE format('UPDATE %s AS s SET metadata = s.metadata || %s FROM %s AS n WHERE %s AND s.metadata <> s.metadata || %2$s',
-      ml_rag._relation_name(_store), ml_rag._row_metadata(relation, _store, 'n'), ml_rag._relation_name(relation),
+    EXECUTE
+      format('UPDATE %s AS s SET metadata = s.metadata || %s FROM %s AS n WHERE %s AND s.metadata <> '
+        's.metadata || %2$s',
+      ml_rag._relation_name(_store), ml_rag._row_metadata(relation, _store, 'n'),
+      ml_rag._relation_name(relation),
       ml_rag._same_key('s', _key, 'n', (ml_rag._primary_key(relation)).key));
   END IF;
-  -- the trigger that wakes the workers holds the options, in place of one of a role that may make triggers; and an index has the
-  -- rows that wait
-  EXECUTE format('CREATE OR REPLACE TRIGGER ml_rag_vectorizer AFTER INSERT OR UPDATE OF %s OR DELETE OR TRUNCATE ON %s '
-    'FOR EACH STATEMENT EXECUTE FUNCTION ml_rag._wake_workers(%L)', (SELECT string_agg(quote_ident(c), ', ') FROM unnest(_columns) AS c),
+  -- the trigger that wakes the workers holds the options, in place of one of a role that may make triggers;
+  -- and an index has the rows that wait
+  EXECUTE
+    format('CREATE OR REPLACE TRIGGER ml_rag_vectorizer AFTER INSERT OR UPDATE OF %s OR DELETE OR TRUNCATE '
+      'ON %s '
+    'FOR EACH STATEMENT EXECUTE FUNCTION ml_rag._wake_workers(%L)',
+    (SELECT string_agg(quote_ident(c), ', ') FROM unnest(_columns) AS c),
     ml_rag._relation_name(relation), _options || jsonb_build_object('embed_model_id', _model));
   EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER ml_rag_vectorizer', ml_rag._relation_name(relation));
   EXECUTE format('CREATE INDEX ON %s (%s) WHERE segment_embedding IS NULL', ml_rag._relation_name(_store),
-    (SELECT string_agg(quote_ident(k), ', ' ORDER BY place) FROM unnest(_key) WITH ORDINALITY AS u (k, place)));
+    (SELECT string_agg(quote_ident(k), ', ' ORDER BY place)
+      FROM unnest(_key) WITH ORDINALITY AS u (k, place)));
   IF _options ->> 'mode' = 'immediate' THEN
     PERFORM ml_rag._embed_at_once(relation);
   END IF;
   IF (_options -> 'keyword_search')::boolean THEN
-    PERFORM ml_rag._index_keywords(_store, jsonb_strip_nulls(jsonb_build_object('language', _options -> 'language')), false);
+    PERFORM ml_rag._index_keywords(_store,
+      jsonb_strip_nulls(jsonb_build_object('language', _options -> 'language')), false);
   END IF;
   RAISE NOTICE USING MESSAGE = format('the rows of "%s" are embedded by the next run', relation),
     HINT = format('CALL ml_rag.run_vectorizer(%L), or ml-rag worker.', relation);
@@ -184,18 +208,21 @@ $$;
 COMMENT ON FUNCTION ml_rag.create_vectorizer(regclass, jsonb) IS
 $$makes an ordinary table searchable, and keeps it so: ml_rag.create_vectorizer('items', '{"columns": "{name}: {notes}"}')
 The table gets the generated columns segment (the text) and document_name, and segment_embedding, which CALL
-ml_rag.run_vectorizer or ml-rag worker fill; it is then found like any other vector store. A row whose text changes has no
-embedding until the next run, so that a search by meaning never finds it by its former text; the keyword index is current
-at once. Where only other columns change nothing is embedded. The table is written anew and locked meanwhile. It needs a
-primary key; for the owner of a table, partitioned or not. What DROP EXTENSION has left of a vectorizer is taken back, with the
-same options and model: only rows that may have changed since are embedded again.
+ml_rag.run_vectorizer or ml-rag worker fill; it is then found like any other vector store. A row whose text
+changes has no embedding until the next run, so that a search by meaning never finds it by its former text;
+the keyword index is current at once. Where only other columns change nothing is embedded. The table is
+written anew and locked meanwhile. It needs a primary key; for the owner of a table, partitioned or not. What
+DROP EXTENSION has left of a vectorizer is taken back, with the same options and model: only rows that may
+have changed since are embedded again.
 options: SELECT * FROM ml_rag.option WHERE routine IN ('create_vectorizer', 'index').
-Errors: 22023 bad option, no such column, a type whose text depends on settings; 25006 read-only; 42701 a column of that
-name, or those of a former vectorizer with other options; 42710 it has a vectorizer; 42P01; 42501; 55000 no primary key, or a
-table or isolation level that it cannot do; 55P03 lock_timeout; 08006; 53300; 57014; 38000.$$;
+Errors: 22023 bad option, no such column, a type whose text depends on settings; 25006 read-only; 42701 a
+column of that name, or those of a former vectorizer with other options; 42710 it has a vectorizer; 42P01;
+42501; 55000 no primary key, or a table or isolation level that it cannot do; 55P03 lock_timeout; 08006;
+53300; 57014; 38000.$$;
 
 CREATE FUNCTION ml_rag.drop_vectorizer(relation regclass, options jsonb DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT SET citus.enable_unsafe_triggers = on AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path FROM CURRENT SET citus.enable_unsafe_triggers = on AS $$
 -- Writes:
 -- the table's definition, as the caller;
 -- ml_rag.vectorizer_error, ml_rag.vectorizer_truncated
@@ -219,7 +246,8 @@ BEGIN
   UPDATE ml_rag.vectorizer_error AS e SET attempts = 0 WHERE e.relation = drop_vectorizer.relation;
   UPDATE ml_rag.vectorizer_truncated AS t SET texts = 0 WHERE t.relation = drop_vectorizer.relation;
   FOR _trigger IN SELECT t.tgname FROM pg_trigger AS t
-                  WHERE t.tgrelid = drop_vectorizer.relation AND t.tgfoid = 'ml_rag._wake_workers()'::regprocedure LOOP
+                  WHERE t.tgrelid = drop_vectorizer.relation
+                    AND t.tgfoid = 'ml_rag._wake_workers()'::regprocedure LOOP
     EXECUTE format('DROP TRIGGER %I ON %s', _trigger, _relation);
   END LOOP;
   PERFORM ml_rag._drop_triggers(relation, '^~ml_rag_immediate_');
@@ -228,7 +256,8 @@ BEGIN
     RETURN;
   END IF;
   IF EXISTS (SELECT FROM pg_trigger AS t
-             WHERE t.tgrelid = drop_vectorizer.relation AND t.tgfoid = 'ml_rag._keep_keywords()'::regprocedure) THEN
+             WHERE t.tgrelid = drop_vectorizer.relation
+               AND t.tgfoid = 'ml_rag._keep_keywords()'::regprocedure) THEN
     PERFORM ml_rag.disable_keyword_search(relation);
   END IF;
   EXECUTE format('DROP TRIGGER IF EXISTS "~ml_rag_segment_embedding" ON %s', _relation);
@@ -243,6 +272,6 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.drop_vectorizer(regclass, jsonb) IS
 $$drops the vectorizer of a table, with the columns and the keyword index that it has added; for the table's owner
-With {"keep_columns": true} they stay, and the table remains a vector store: a row whose text changes loses its embedding,
-and nobody embeds it again. Errors: 22023 bad option; 25006; 2BP01 other objects depend on a column; 42704 it has none; 42P01;
-42501; 55P03 lock_timeout.$$;
+With {"keep_columns": true} they stay, and the table remains a vector store: a row whose text changes loses
+its embedding, and nobody embeds it again. Errors: 22023 bad option; 25006; 2BP01 other objects depend on a
+column; 42704 it has none; 42P01; 42501; 55P03 lock_timeout.$$;

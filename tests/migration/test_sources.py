@@ -33,12 +33,13 @@ def test_a_file_is_named_after_its_subject_which_is_its_first_word() -> None:
 
 
 def test_lines_of_sql_are_not_too_long() -> None:
-    longest = 140
+    longest = 110
     lines = [
         f"{name}:{i}"
         for name in manifest()
         for i, line in enumerate(source(name).splitlines(), 1)
-        if len(line) > longest
+        # the first line of COMMENT ON is a row of the reference
+        if len(line) > longest and not line.startswith("$$")
     ]
     assert lines == []
 

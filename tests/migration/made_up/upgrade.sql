@@ -30,9 +30,7 @@ DROP INDEX ml_rag_internal.former_length;
 -- its type is another one
 DROP FUNCTION ml_rag.model_server();
 CREATE FUNCTION ml_rag.model_server() RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT
-AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 BEGIN
   RETURN ml_rag._python('get', '["/healthz"]');
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
@@ -56,15 +54,15 @@ language | text | default_text_search_config | a code such as en or pt-BR, or a 
 $$);
 
 CREATE FUNCTION ml_rag._forget_dropped() RETURNS event_trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
-SET search_path FROM CURRENT
-AS $$
--- purpose: what is kept for a table goes with it: its keyword index, that of a shard of Citus with its trigger; the failures of its
--- vectorizer  Writes: ml_rag_internal.keyword_store, ml_rag.vectorizer_error, ml_rag.vectorizer_truncated
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+-- purpose: what is kept for a table goes with it: its keyword index, that of a shard of Citus with its
+-- trigger; the failures of its vectorizer  Writes: ml_rag_internal.keyword_store, ml_rag.vectorizer_error,
+-- ml_rag.vectorizer_truncated
 BEGIN
   DELETE FROM ml_rag_internal.keyword_store AS i USING pg_event_trigger_dropped_objects() AS d
   WHERE d.classid = 'pg_class'::regclass AND d.objsubid = 0 AND i.store = d.objid
-    -- by the owner of the table: a trigger that goes with its function may be of a role that may only make triggers
+    -- by the owner of the table: a trigger that goes with its function may be of a role that may only make
+    -- triggers
     OR d.classid = 'pg_trigger'::regclass AND d.original AND d.address_names[3] ~ '^ml_rag_keywords_written'
       AND i.store = to_regclass(format('%I.%I', d.address_names[1], d.address_names[2]));
   DELETE FROM ml_rag.vectorizer_truncated AS t USING pg_event_trigger_dropped_objects() AS d
