@@ -130,6 +130,14 @@ def test_an_answer_is_checked_by_its_citations(asker: Connection) -> None:
 
 
 @pytest.mark.usefixtures("store")
+def test_an_answer_without_citations_has_no_support(asker: Connection) -> None:
+    options = {"n_citations": 0, "model_options": {"model_id": "fake-generate"}, "grounding": {}}
+    found = answer(asker, "Trains are free.", options)
+    assert found["text"].startswith("fake answer to: Trains are free.")
+    assert [claim["citation_indices"] for claim in found["retrieval_info"]["grounding"]["claims"]] == [[], []]
+
+
+@pytest.mark.usefixtures("store")
 def test_too_little_support(asker: Connection) -> None:
     # the model echoes the prompt's instructions, which no citation has
     options = {"model_options": {"model_id": "fake-generate"}, "n_citations": 2}

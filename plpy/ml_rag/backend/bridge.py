@@ -378,7 +378,7 @@ def write(plpy: Any, request: dict[str, Any]) -> dict[str, Any]:
     from ml_rag.backend import answer
 
     def check(text: str) -> dict[str, Any]:
-        rag, texts = request["rag"], [document["text"] for document in request["documents"]]
+        rag, texts = request["rag"], [document["text"] for document in request["documents"] or ()]
         return check_grounding(plpy, text, texts, rag["question"], rag["grounding"], rag["language"])
 
     return answer.write(plpy, functools.partial(generate, plpy), check, request)

@@ -63,9 +63,7 @@ _run = Statements(
         "indexed rows": ("SELECT ml_rag._indexed_rows($1) AS rows", "oid"),
         # what lies below a relation that is not an ordinary table, in one pass: there may be a thousand partitions
         "parts": (
-            "SELECT to_jsonb(array(SELECT ml_rag._relation_name(l) FROM unnest(p.leaves) AS l))::text AS leaves,"
-            " p.leaves IS NOT NULL AS has_leaves, ml_rag._has_shards((p.store).relation) AS has_shards,"
-            " cardinality(p.parts) > $2 AS has_many, coalesce(o.are_small, false) AS are_small,"
+            "SELECT cardinality(p.parts) > $2 AS has_many, coalesce(o.are_small, false) AS are_small,"
             # a scan of it can end before it has seen every row: by an approximate index, and who knows what of a view
             # or a shard
             " o.has_others OR EXISTS (SELECT FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid"
@@ -75,12 +73,19 @@ _run = Statements(
             " FROM pg_class AS c WHERE c.oid = (p.store).relation) AS kind,"
             " ARRAY(SELECT quote_ident(a.attname) FROM pg_attribute AS a WHERE a.attrelid = (p.store).relation"
             " AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum) AS columns"
-            " FROM (SELECT s.store, ml_rag._leaves(s.store) AS leaves, ml_rag._parts((s.store).relation) AS parts"
+            " FROM (SELECT s.store, ml_rag._parts((s.store).relation) AS parts"
             " FROM (SELECT jsonb_populate_record(NULL::ml_rag.store, $1) AS store) AS s OFFSET 0) AS p"
             " CROSS JOIN LATERAL (SELECT bool_and(c.reltuples BETWEEN 0 AND 20000) AS are_small,"
             " coalesce(bool_or(c.relkind IN ('v', 'f')), false) AS has_others"
             " FROM pg_class AS c WHERE c.oid = ANY (p.parts) AND c.relkind <> 'p') AS o",
             *("jsonb", "int4"),
+        ),
+        "shards": (
+            "SELECT to_jsonb(array(SELECT ml_rag._relation_name(l) FROM unnest(p.leaves) AS l))::text AS leaves,"
+            " p.leaves IS NOT NULL AS has_leaves, ml_rag._has_shards((p.store).relation) AS has_shards"
+            " FROM (SELECT s.store, ml_rag._leaves(s.store) AS leaves"
+            " FROM (SELECT jsonb_populate_record(NULL::ml_rag.store, $1) AS store) AS s OFFSET 0) AS p",
+            "jsonb",
         ),
         "lock partitions": ("SELECT ml_rag._lock_partitions($1)", "oid"),
         "nodes": (
@@ -207,7 +212,8 @@ class Search:
         found = discovery.at_moment(("parts", given), lambda: dict(_run(self._plpy, "parts", given, _MANY_PARTS)[0]))
         if found["kind"] == "p":
             _run(self._plpy, "lock partitions", store.relation)  # no shard comes or goes from here on
-        self._kinds[store] = found
+        # until that is held, any of what was kept may have become a shard
+        found = self._kinds[store] = found | _run(self._plpy, "shards", given)[0]
         if not found["has_leaves"]:
             return source
         columns = tuple(found["columns"]) if missing else ()
