@@ -327,5 +327,5 @@ result: {"vector_store", "embedding", "embed_model_id", "segments" embedded by t
 were just changing, or that another call has: several share a table.
 Errors: 22000 the model has other dimensions by now; 22023 bad option, name, model or table that is not a
 vector store; 25001; 25006 read-only; 42701; 42704 dropped meanwhile; 42P01; 42501; 55000 a table or isolation
-level that it cannot do, hidden rows, a trigger after its own, made anew meanwhile; 55006 another session has
+level that it cannot do, hidden rows, a trigger after its own, re-created meanwhile; 55006 another session has
 just added another of that name; 55P03 lock_timeout: what was done is kept; 08006; 53300; 57014; 38000.$$;

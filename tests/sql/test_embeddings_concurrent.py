@@ -344,7 +344,7 @@ def test_an_embedding_that_is_made_anew_while_it_is_filled(
         add(other, "more", "other")
 
     models.before = {3: make_anew}
-    with error("55000", "were dropped and made anew during the call", "of model other"):
+    with error("55000", "were dropped and created again during the call", "of model other"):
         add(store, batch_size=1)
     assert_embedded(store, "other")
 

@@ -106,7 +106,7 @@ def _summary(plpy: Any, generate: Generate, given: dict[str, Any], rag: dict[str
             tokens = {name: so_far + (part[name] or 0) for name, so_far in tokens.items()}
         calls.progress(plpy, rag["call"], "", "summarizing", n, n, 0)
         documents = [{"document_name": "summary", "text": text} for text in parts if text.strip()]
-        # as many summaries as there were are as long as the model may read: then there is no shorter one
+        # if there are as many summaries as before, none of them fits beside another, and it will not get shorter
         if len(parts) == 1 or (are_summaries and len(parts) >= n) or not documents:
             return {"text": "\n\n".join(parts), "prompt": None, "finish_reason": part["finish_reason"], **tokens}
         are_summaries = True

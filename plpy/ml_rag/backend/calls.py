@@ -113,7 +113,7 @@ class Call:
 
     def end_well(self, steps: Sequence[Step], began: float) -> None:
         """The same of a question."""
-        with contextlib.suppress(TypeError):  # a name that is no text, a time without a zone
+        with contextlib.suppress(TypeError):  # a name is not a text, or a time has no zone
             for (_, former), (stage, now) in pairwise(steps):
                 if stage in STAGES and (stage != "embed" or self.has_embedded):
                     self.count(stage, round((now - former).total_seconds() * 1e6) * 1000)

@@ -26,8 +26,8 @@ JOIN pg_catalog.pg_locks AS l ON l.pid = pg_catalog.pg_backend_pid() AND l.lockt
 """
 
 
-class MadeAnew(MlRagError):
-    """The column was dropped and made again, for another model."""
+class CreatedAgain(MlRagError):
+    """The column was dropped, and created again for another model."""
 
     sqlstate = "55000"
 
@@ -76,7 +76,7 @@ class Column(Derived):
         raise NotImplementedError
 
     def _next_rows(self) -> Steps[list[list[Any]]]:
-        """Rows as ``_find`` has them; sets ``_is_through`` where there are no more."""
+        """The next rows of the part, in the form of ``_find``. Sets ``_is_through`` at its end."""
         raise NotImplementedError
 
     def _note(self, batch: Batch) -> Steps[int]:
@@ -106,8 +106,8 @@ class Column(Derived):
             part["name"] = yield from run("SELECT to_json(ml_rag._relation_name(($1 ->> 'oid')::oid))", oid=part["oid"])
         found = yield from self._look_up()
         if found["model_id"] != job["model_id"]:
-            raise MadeAnew(
-                f'the embeddings of "{self.relation}" were dropped and made anew during the call',
+            raise CreatedAgain(
+                f'the embeddings of "{self.relation}" were dropped and created again during the call',
                 detail=f"They are of model {found['model_id']} now.",
                 hint="Call again.",
             )
@@ -180,7 +180,7 @@ class Column(Derived):
     def _read_rows(self, places: list[str], keys: list[str]) -> Steps[Batch]:
         """The texts of rows, read after the claim: another run may have finished one before that.
 
-        What needs no model to be refused is.
+        Texts that are empty or too long get their errors here.
         """
         found = yield from run(
             f"""

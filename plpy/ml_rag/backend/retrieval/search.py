@@ -212,7 +212,7 @@ class Search:
         found = discovery.at_moment(("parts", given), lambda: dict(_run(self._plpy, "parts", given, _MANY_PARTS)[0]))
         if found["kind"] == "p":
             _run(self._plpy, "lock partitions", store.relation)  # no shard comes or goes from here on
-        # until that is held, any of what was kept may have become a shard
+        # before the lock is held, a partition can become a shard
         found = self._kinds[store] = found | _run(self._plpy, "shards", given)[0]
         if not found["has_leaves"]:
             return source

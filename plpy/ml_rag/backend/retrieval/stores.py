@@ -307,8 +307,7 @@ def discover(plpy: Any, schema: str, wanted: Wanted) -> list[Store]:
 
 
 def at_moment(key: Any, look_up: Callable[[], Any]) -> Any:
-    """What ``look_up`` finds in the catalog, kept as what ``discover`` finds is: until something commits. What it finds
-    later than that is kept only as long as nothing has committed since ``discover``, and so is of its moment."""
+    """What ``look_up`` finds in the catalog, kept until the next ``discover`` sees that something has committed."""
     if key in _seen:
         return _seen[key]
     found = look_up()
