@@ -159,5 +159,8 @@
 \i evaluate/tune.sql
 \i evaluate/make.sql
 
+-- what settings of a session do not change
+\i strings.sql
+
 -- who may call what, in one place
 \i privileges.sql

@@ -1,6 +1,8 @@
-"""vectorizer/segments, vectorizer/immediate, keyword/index: a writer's settings change nothing of what triggers do."""
+"""strings, vectorizer/segments, vectorizer/immediate, keyword/index: settings change nothing of what is done."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 from psycopg.types.json import Jsonb
@@ -8,7 +10,7 @@ from psycopg.types.json import Jsonb
 from support.cluster import Connection, Database
 from support.keywords import assert_exact
 from support.models_server import ModelsServer, models
-from support.stores import create_store, fake_embedding, insert
+from support.stores import create_store, error, fake_embedding, insert
 from support.vectorizers import ITEMS, assert_segments_in_step, create, run
 
 __all__ = ["models"]
@@ -103,3 +105,37 @@ def test_types_of_columns_and_functions_are_known(owner: Connection) -> None:
         owner.execute("UPDATE public.texts SET v = NULL, answer = NULL")
     owner.execute("SET quote_all_identifiers = on")
     owner.execute("CALL ml_rag.add_embedding('public.docs', 'other', %s)", [Jsonb({"embed_model_id": "fake-embed"})])
+
+
+def test_what_one_role_sets_changes_no_pattern_for_the_next(db: Database, owner: Connection) -> None:
+    """In a session that serves several, as a pool's does: each function reads its strings at the first call of it."""
+    create_store(owner)
+    texts = ["back\\slash", "our sales", "two words"]
+    insert(owner, "docs", [(f"d{i}", i, 1, text, (1, i, 0)) for i, text in enumerate(texts)])
+    connection = db.connect("tenant", options="-c standard_conforming_strings=off")
+
+    def found(**options: object) -> list[str]:
+        wanted = {"query_embedding": [1, 0, 0], "n_citations": 9, **options}
+        rows = connection.execute("SELECT segment FROM ml_rag_search('?', %s)", [Jsonb(wanted)]).fetchall()
+        return sorted(row[0] for row in rows)
+
+    for setting in ("off", "on"):
+        connection.execute(f"SET standard_conforming_strings = {setting}")
+        for text in (*texts, "sales", "slash"):
+            assert found(required_keywords=[text]) == [one for one in texts if text in one]
+            assert found(excluded_keywords=[text]) == [one for one in texts if text not in one]
+        with error("22023", "does not end within an escape"):
+            found(filters={"/n": {"like": "a\\"}})
+        with error("P0002"):
+            found(filters={"/n": {"like": "a*"}})
+
+
+def test_no_function_reads_a_backslash_by_the_setting(owner: Connection) -> None:
+    """Procedures that commit cannot have a setting: these have no such string."""
+    found = owner.execute(
+        "SELECT p.oid::regprocedure::text, p.prosrc FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang"
+        " WHERE p.pronamespace IN (SELECT n.oid FROM pg_namespace AS n WHERE n.nspname LIKE 'ml_rag%')"
+        " AND l.lanname IN ('plpgsql', 'sql')"
+        " AND NOT coalesce('standard_conforming_strings=on' = ANY (p.proconfig), false)"
+    ).fetchall()
+    assert [name for name, source in found if "\\" in re.sub(r"\bE'(?:[^'\\]|\\.)*'", "", source)] == []
