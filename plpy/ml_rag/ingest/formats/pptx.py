@@ -25,7 +25,12 @@ def parse_pptx(_name: str, content: bytes, request: Request) -> abc.Document:
         check_entities(archive)
         meta = core_properties(archive)
     deck = Presentation(BytesIO(content))
-    slides = dict(enumerate(deck.slides, 1))
+    slides: dict[int, Any] = {}
+    seen = set()
+    for number, slide in enumerate(deck.slides, 1):
+        if slide.part not in seen:  # a list of slides can name one as often as it likes
+            seen.add(slide.part)
+            slides[number] = slide
     found, shown = running({number: _edges(slide, deck.slide_height or 0) for number, slide in slides.items()})
     blocks: list[tuple[str, dict[str, Any]]] = []
     for number, slide in slides.items():

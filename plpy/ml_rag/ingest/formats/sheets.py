@@ -26,7 +26,8 @@ def parse_xlsx(_name: str, content: bytes, _request: Request) -> abc.Document:
 
         book = load_workbook(BytesIO(content), read_only=True, data_only=True, keep_links=False)
         sheets = []
-        for sheet in book.worksheets:
+        parts = {sheet._worksheet_path: sheet for sheet in reversed(book.worksheets)}  # each once, however often named
+        for sheet in reversed(parts.values()):
             sheet.reset_dimensions()  # the declared range is often wrong
             # max_col would fill every row up
             sheets.append((sheet.title, list(_rows(sheet.iter_rows(values_only=True)))))

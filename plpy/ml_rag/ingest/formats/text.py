@@ -67,7 +67,8 @@ def _front_matter(text: str) -> tuple[dict[str, Any], list[str]]:
     import yaml  # type: ignore[import-untyped]
 
     try:
-        found = yaml.safe_load(text) if len(text) <= _MAX_FRONT_MATTER else None
+        # merged keys of merged keys have no bound
+        found = yaml.safe_load(text) if len(text) <= _MAX_FRONT_MATTER and "<<" not in text else None
     except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError):
         found = None
     if not isinstance(found, dict):
