@@ -58,6 +58,9 @@ def parse(name: str, content: bytes, **options: Any) -> Document:
         print(argument, flush=True)
         os.write(1, b"noise\n")
         os.write(2, b"noise\n")
+    elif order == "!say":  # in place of the answer
+        os.write(int(sys.argv[1]), len(argument).to_bytes(8, "big") + argument.encode())
+        time.sleep(60)
     elif order == "!child":
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
         Path(tempfile.gettempdir(), argument).write_text(str(child.pid))

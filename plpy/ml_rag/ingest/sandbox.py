@@ -147,7 +147,7 @@ class _Child(Child):
             raise
         try:
             #: what the kernel refuses of ``confine`` -> why
-            self.refused: dict[str, str] = orjson.loads(self.message(go_on))
+            self.refused: dict[str, str] = self._reply(go_on)
         except (Lost, Useless, _Late):
             detail = f"its process ended with status {self.end(END_SECONDS)}"
             raise EngineFailed("the document parser cannot be started", detail=detail) from None
@@ -157,7 +157,16 @@ class _Child(Child):
     def ask(self, request: dict[str, Any], go_on: Callable[[], None], descriptor: int | None = None) -> dict[str, Any]:
         """Send a request and wait for the reply."""
         self.tell(json.dumps(request).encode(), go_on, descriptor)
-        reply: dict[str, Any] = orjson.loads(self.message(go_on))
+        return self._reply(go_on)
+
+    def _reply(self, go_on: Callable[[], None]) -> dict[str, Any]:
+        """The next message. Raises ``Useless`` for what is no JSON object: a document can have taken it over."""
+        try:
+            reply = orjson.loads(self.message(go_on))
+        except ValueError:
+            reply = None
+        if not isinstance(reply, dict):
+            raise Useless("sent an unexpected reply", "no JSON object")
         return reply
 
     def teach(self, tokenizer: ModelTokenizer, go_on: Callable[[], None]) -> None:
@@ -292,13 +301,16 @@ class Sandbox:
         }  # fmt: skip
         with contextlib.ExitStack() as stack:
             answer = child.ask(message, go_on, _descriptor(job.content, stack))
-        if "error" in answer:
-            child.spent = answer.get("spent", False)
-            raise from_json(answer, DocumentError.status)
-        if "pictures" in answer:
-            pictures = [(number, b64decode(jpeg)) for number, jpeg in answer["pictures"]]
-            return Parsed("", {}, [], pictures, answer["left_out"])
-        return Parsed(answer["format"], answer["metadata"], [Segment(**row) for row in answer["segments"]])
+        try:
+            if "error" in answer:
+                child.spent = answer.get("spent", False)
+                raise from_json(answer, DocumentError.status)
+            if "pictures" in answer:
+                pictures = [(number, b64decode(jpeg)) for number, jpeg in answer["pictures"]]
+                return Parsed("", {}, [], pictures, answer["left_out"])
+            return Parsed(answer["format"], answer["metadata"], [Segment(**row) for row in answer["segments"]])
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise Useless("sent an unexpected reply", "no document") from None
 
     def _lost(self, status: int, late: bool, cancelled: bool) -> MlRagError:
         """Why there is no answer, by how the child ended; ``late``: by our own doing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -123,6 +124,25 @@ def test_a_child_that_answers_in_drips_ends_at_the_clock(make: Make, monkeypatch
     with pytest.raises(EngineFailed, match="cannot be started"):
         ask(make(wall_seconds=1.0), b"text")
     assert time.monotonic() - began < 20
+
+
+def test_a_child_that_begins_with_nonsense_is_ended(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    end = sandbox._Child.end
+    monkeypatch.setattr(sandbox._Child, "end", lambda *given: ended.append(end(*given)) or ended[-1])
+    monkeypatch.setattr(sandbox, "WORKER", "support.nonsense")
+    with pytest.raises(EngineFailed, match="cannot be started"):
+        ask(make(), b"text")
+    assert ended == [-signal.SIGKILL]
+
+
+@pytest.mark.parametrize("said", ["nonsense", "[]", "{}", '{"pictures": [1]}', '{"format": 1, "segments": [{}]}'])
+def test_a_parser_that_answers_nonsense_costs_one_document(make: Make, said: str) -> None:
+    sandbox = make()
+    before = pid(sandbox)
+    fails(sandbox, b"!say " + said.encode())
+    assert not is_alive(before)
+    assert ask(sandbox, b"text").segments
 
 
 def test_memory_is_bounded_and_the_child_replaced(make: Make) -> None:
