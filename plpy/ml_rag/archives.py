@@ -218,14 +218,15 @@ class Reader:
                 if member.path == path:
                     if member.size > most:
                         raise DocumentError("the file is too large", detail=f"The limit is {most} bytes.")
-                    return member, self._whole(open_it(), member)
+                    return member, self._whole(open_it, member)
             self._file.seek(0)
             self._members = _members(self._file, self._name, self._interrupt)
         raise DocumentError("the file cannot be read", detail="It is no longer in the archive.")
 
-    def _whole(self, stream: IO[bytes], member: Member) -> bytes:
+    def _whole(self, open_it: Callable[[], IO[bytes]], member: Member) -> bytes:
         pieces = []
         try:
+            stream = open_it()
             while piece := stream.read(_CHUNK):
                 self._interrupt()
                 pieces.append(piece)

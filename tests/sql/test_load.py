@@ -170,6 +170,21 @@ def test_archives_are_loaded_as_folders_and_kept_in_step(
     assert segments(loader) == {"a.txt": ["alpha"], "b.txt": ["beta new"], "d.txt": ["delta"]}
 
 
+def test_a_file_of_an_archive_that_does_not_open_fails_alone(
+    loader: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    with zipfile.ZipFile(folder / "a.zip", "w") as archive:
+        archive.writestr("one.txt", "alpha")
+        archive.writestr("two.txt", "beta")
+    content = (folder / "a.zip").read_bytes()
+    (folder / "a.zip").write_bytes(content.replace(b"one.txt", b"who.txt", 1))  # in its header, not in the directory
+    write(folder, d="delta")
+    result = load(loader, f"{folder}/")
+    assert counts(result) == {"loaded": 2, "failed": 1}
+    assert result["failed"][0]["document_name"] == f"{folder}/a.zip/one.txt"
+    assert segments(loader) == {"two.txt": ["beta"], "d.txt": ["delta"]}
+
+
 def test_without_refresh_only_new_files_are_added(loader: Connection, server: DocumentsServer, folder: Path) -> None:
     write(folder, a="alpha", b="beta")
     load(loader, f"{folder}/")

@@ -249,6 +249,20 @@ def test_hostile_archives_are_left_out_and_the_others_read(tmp_path: Path) -> No
     assert {name for name, error in left_out if "too much data" in error} == bombs
 
 
+def test_a_file_that_does_not_open_is_damaged(tmp_path: Path) -> None:
+    for number, content in enumerate(
+        (
+            zipped({"abc": b"text"}).replace(b"abc", b"abd", 1),
+            zipped({"a": b"text"}).replace(b"\x14\0\0\0\x08\0", b"\x14\0\0\0\x63\0"),
+            zipped({"a": b"text"}).replace(b"\x14\0\0\0\x08\0", b"\x14\0\x20\0\x08\0"),
+            zipped({"a": b"text"}).replace(b"PK\3\4", b"PK\3\5"),
+        )
+    ):
+        (tmp_path / f"{number}.zip").write_bytes(content)
+        with pytest.raises(DocumentError, match="truncated or damaged"):
+            find(tmp_path / f"{number}.zip")
+
+
 def test_attributes_of_files_are_not_kept(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(attributes(b"x" * 90_000, 200))
     with open(tmp_path / "a.tar", "rb") as file:
