@@ -308,7 +308,8 @@ class Sandbox:
             if "pictures" in answer:
                 pictures = [(number, b64decode(jpeg)) for number, jpeg in answer["pictures"]]
                 return Parsed("", {}, [], pictures, answer["left_out"])
-            return Parsed(answer["format"], answer["metadata"], [Segment(**row) for row in answer["segments"]])
+            metadata = dict(answer["metadata"])
+            return Parsed(answer["format"], metadata, [Segment(**row) for row in answer["segments"]])
         except (KeyError, TypeError, ValueError, AttributeError):
             raise Useless("sent an unexpected reply", "no document") from None
 

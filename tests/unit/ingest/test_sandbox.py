@@ -136,7 +136,17 @@ def test_a_child_that_begins_with_nonsense_is_ended(make: Make, monkeypatch: pyt
     assert ended == [-signal.SIGKILL]
 
 
-@pytest.mark.parametrize("said", ["nonsense", "[]", "{}", '{"pictures": [1]}', '{"format": 1, "segments": [{}]}'])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "nonsense",
+        "[]",
+        "{}",
+        '{"pictures": [1]}',
+        '{"format": 1, "metadata": {}, "segments": [{}]}',
+        '{"format": "", "metadata": 1, "segments": []}',
+    ],
+)
 def test_a_parser_that_answers_nonsense_costs_one_document(make: Make, said: str) -> None:
     sandbox = make()
     before = pid(sandbox)
