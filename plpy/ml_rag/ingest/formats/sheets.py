@@ -23,7 +23,10 @@ def parse_xlsx(_name: str, content: bytes, _request: Request) -> abc.Document:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # openpyxl tells of extensions it leaves out; none of them holds text
         from openpyxl import load_workbook  # type: ignore[import-untyped]
+        from openpyxl.worksheet._read_only import ReadOnlyWorksheet  # type: ignore[import-untyped]
 
+        # it reads each sheet for its declared range, however often the book names it
+        ReadOnlyWorksheet._get_size = lambda _: None
         book = load_workbook(BytesIO(content), read_only=True, data_only=True, keep_links=False)
         sheets = []
         parts = {sheet._worksheet_path: sheet for sheet in reversed(book.worksheets)}  # each once, however often named
