@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import socket
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from ml_rag.backend.retrieval import find
 from support.cluster import Connection, Database
 from support.hostile_server import embeddings, hostile, reply
 from support.stores import (
@@ -275,6 +277,28 @@ def test_many_stores_take_bounded_memory(owner: Connection, asker: Connection) -
     assert len(document["vector_store"]) == 200
     assert document["citations"][0]["segment"] == "near"
     assert own_megabytes(asker) - before < 70
+
+
+def test_searches_that_are_too_large_for_one_statement(owner: Connection, asker: Connection) -> None:
+    """They once took 2 GB, and could not be cancelled for half a second."""
+    create_store(owner, "s_0", [("a", 1, 1, "far", (0, 1, 0))])
+    for i in range(1, 251):
+        owner.execute(f"CREATE TABLE s_{i} (LIKE s_0 INCLUDING ALL); GRANT SELECT ON s_{i} TO ml_rag_user")
+    arms = [{"search": "semantic", "query_embedding": [1, 0, i]} for i in range(16)]
+    with error("54000", "search 4016 tables in all", "takes 4000.", "vector_store"):
+        retrieve(asker, (1, 0, 0), arms=arms)
+    names = [f"public.s_{i}" for i in range(10)]
+    assert len(retrieve(asker, (1, 0, 0), arms=arms, vector_store=names)["citations"]) == 1
+    filters = {"or": [{"segment_number": {"gt": i}} for i in range(800)]}
+    with error("54000", "longer than 4000000 characters"):
+        retrieve(asker, (1, 0, 0), arms=arms, vector_store=names, filters=filters)
+
+
+@pytest.mark.parametrize(("reads", "length"), [(4000, 4_000_000), (4001, 0), (1, 4_000_001)])
+def test_the_size_of_a_statement(reads: int, length: int) -> None:
+    fits = (reads, length) == (4000, 4_000_000)
+    with nullcontext() if fits else pytest.raises(find.Failed):
+        find._check_size(reads, length)
 
 
 def own_megabytes(connection: Connection) -> float:

@@ -43,6 +43,9 @@ _run = Statements(
         "short wait": ("SELECT ml_rag._limit_wait(1000) AS former",),
     }
 )
+#: of one statement: tables that its arms search, each of which takes 0.2 MB, and 50 us in which it cannot be cancelled;
+#: and the length of its conditions, each character of which takes 2 us to make
+MOST_READS, MOST_CONDITIONS = 4000, 4_000_000
 #: what was found is not there: a column, a table
 _GONE = ("42703", "42P01")
 
@@ -149,11 +152,16 @@ class Finder:
             kept = _run(self._plpy, "kept limit", self.records(stores))[0]["kept"]
             search.values["max_distance"] = kept or search.values["max_distance"]
         sources: list[Source] = []
+        arms = len(request.arms)
+        reads, length = arms * len(stores), 0
         for store in stores:
             try:
                 sources.append(search.source(store))
             except self._plpy.SPIError as e:
                 self._leave_out(store, stores, e)
+            reads += arms * (max(1, len(sources[-1].leaves or ())) - 1)
+            length += arms * len(sources[-1].condition)
+            _check_size(reads, length)
         sources = self._arms(search, sources, stores)
         if request.shape.arm("keyword") is not None and not request.explains:
             self._trace.step("keyword")
@@ -381,6 +389,18 @@ class Finder:
 def ends(error: Any) -> bool:
     """Whether the statement is over: cancelled, shut down."""
     return sqlstate(error).startswith("57")
+
+
+def _check_size(reads: int, length: int) -> None:
+    """Raises the error of a search that is too large for one statement. ``length``: of the text of its conditions."""
+    if reads > MOST_READS:
+        detail = f"Its arms search {reads} tables in all, of which one statement takes {MOST_READS}."
+    elif length > MOST_CONDITIONS:
+        detail = f"The filters of all its arms and stores are longer than {MOST_CONDITIONS} characters."
+    else:
+        return
+    hint = 'Name fewer stores in "vector_store", or use fewer arms or conditions.'
+    raise Failed({"sqlstate": "54000", "message": "the search is too large", "detail": detail, "hint": hint})
 
 
 def _alone(values: dict[str, Any], i: int) -> dict[str, Any]:
