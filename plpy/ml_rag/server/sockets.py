@@ -162,10 +162,12 @@ def bind_tcp(listen: str) -> socket.socket:
             f"cannot listen on {listen}", hint="Give HOST:PORT, 127.0.0.1:8600 or [::1]:8600, port 0 to 65535."
         )
     try:
-        is_v6 = ":" in host
-        family = socket.AF_INET6 if is_v6 else socket.AF_INET
-        listener = socket.create_server((host, int(port)), family=family, backlog=_BACKLOG, dualstack_ipv6=is_v6)
-    except (OSError, OverflowError, ValueError) as error:  # ValueError: IPv6 is off
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # of a name that has both, the IPv4 address
+        family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+        is_v6 = family == socket.AF_INET6
+        listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG, dualstack_ipv6=is_v6)
+    except (OSError, UnicodeError, ValueError) as error:  # ValueError: IPv6 is off; UnicodeError: not a name
         raise CannotListen(f"cannot listen on {listen}", detail=str(error)) from error
     listener.setblocking(False)
     return listener

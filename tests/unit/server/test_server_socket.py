@@ -8,7 +8,9 @@ import socket
 import stat
 import subprocess
 import time
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -183,3 +185,28 @@ def test_an_address_that_is_none_says_how_one_is_written(listen: str) -> None:
     with pytest.raises(CannotListen) as caught:
         bind_tcp(listen)
     assert "HOST:PORT" in str(caught.value.hint)
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="no IPv6 here")
+@pytest.mark.parametrize(("found", "family"), [(["::1"], socket.AF_INET6), (["::1", "127.0.0.1"], socket.AF_INET)])
+def test_a_name_is_listened_on_whichever_addresses_it_has(
+    monkeypatch: pytest.MonkeyPatch, found: list[str], family: socket.AddressFamily
+) -> None:
+    resolve = socket.getaddrinfo
+
+    def getaddrinfo(host: str, *args: Any, **options: Any) -> Any:
+        assert host == "models.test"
+        return [info for address in found for info in resolve(address, *args, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with closing(bind_tcp("models.test:0")) as listener:
+        assert listener.family == family
+        monkeypatch.undo()
+        socket.create_connection(listener.getsockname()[:2], 5).close()
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 70 + ".test", "a..b"])
+def test_a_host_that_is_not_known_cannot_be_listened_on(host: str) -> None:
+    with pytest.raises(CannotListen) as caught:
+        bind_tcp(f"{host}:0")
+    assert host in str(caught.value)
