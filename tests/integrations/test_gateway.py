@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,29 @@ class Gateway:
     def client(self, token: str = "token of asker") -> OpenAI:
         return OpenAI(base_url=self.url, api_key=token, max_retries=0, timeout=60)
 
-    def post(self, content: Any, token: str = "token of asker") -> httpx.Response:
+    @contextlib.contextmanager
+    def other(self, models: dict[str, Any] | None = None, **config: Any) -> Iterator[OpenAI]:
+        """The client of a gateway with other settings."""
+        given = Config(self.config.tokens, self.config.models if models is None else models, **config)
+        with gateway_of(self.dsn, given) as url, replace(self, url=url).client() as client:
+            yield client
+
+    def post(self, content: Any, token: str = "token of asker", path: str = "/chat/completions") -> httpx.Response:
         headers = {"authorization": f"Bearer {token}"}
-        return httpx.post(f"{self.url}/chat/completions", content=content, headers=headers, timeout=60)
+        data = content if isinstance(content, str | bytes) else json.dumps(content)
+        return httpx.post(f"{self.url}{path}", content=data, headers=headers, timeout=60)
+
+
+def ask(client: OpenAI, content: Any = "blue boat", model: str = "one", **more: Any) -> Any:
+    """The answer to one message, or to several."""
+    messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
+    return client.chat.completions.create(model=model, messages=messages, **more)
+
+
+def told(answer: Any) -> dict[str, Any]:
+    """What an answer has beside OpenAI's own fields."""
+    found: dict[str, Any] = answer.model_extra["ml_rag"]
+    return found
 
 
 @pytest.fixture
@@ -94,7 +115,7 @@ def boats(db: Database, gate: str) -> Iterator[Gateway]:
 
 
 def test_an_answer_with_its_citations(boats: Gateway) -> None:
-    answer = boats.client().chat.completions.create(**ASK)
+    answer = ask(boats.client())
     (choice,) = answer.choices
     assert choice.finish_reason == "stop"
     assert choice.message.role == "assistant"
@@ -105,20 +126,19 @@ def test_an_answer_with_its_citations(boats: Gateway) -> None:
     assert annotation.type == "url_citation"
     assert annotation.url_citation.url == "https://example.org/boats"
     assert (annotation.url_citation.start_index, annotation.url_citation.end_index) == (end, end)
-    assert answer.model_extra is not None
-    assert [c["segment"] for c in answer.model_extra["ml_rag"]["citations"]] == ["blue boat"]
+    assert [c["segment"] for c in told(answer)["citations"]] == ["blue boat"]
 
 
 def test_a_model_is_a_preset(boats: Gateway) -> None:
     client = boats.client()
     assert [model.id for model in client.models.list()] == ["one", "houses", "wrong", "strict", "bounded"]
     with pytest.raises(openai.NotFoundError, match="there are the models one, houses"):
-        client.chat.completions.create(**{**ASK, "model": "gpt"})
+        ask(client, model="gpt")
 
 
 def test_a_stream(boats: Gateway) -> None:
-    whole = boats.client().chat.completions.create(**ASK)
-    chunks = list(boats.client().chat.completions.create(**ASK, stream=True))
+    whole = ask(boats.client())
+    chunks = list(ask(boats.client(), stream=True))
     assert chunks[0].choices[0].delta.role == "assistant"
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert text == whole.choices[0].message.content
@@ -150,8 +170,7 @@ class Streamed:
 
 def streamed(client: OpenAI, question: str, model: str = "one") -> Streamed:
     began, found = time.monotonic(), Streamed([], None, None, None)
-    body = {"model": model, "messages": [{"role": "user", "content": question}]}
-    for chunk in client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}):  # type: ignore[call-overload]
+    for chunk in ask(client, question, model, stream=True, stream_options={"include_usage": True}):
         found.usage = chunk.usage or found.usage
         found.rest = (chunk.model_extra or {}).get("ml_rag") or found.rest
         for choice in chunk.choices:
@@ -161,12 +180,10 @@ def streamed(client: OpenAI, question: str, model: str = "one") -> Streamed:
     return found
 
 
-@contextlib.contextmanager
-def writing(boats: Gateway, **config: Any) -> Iterator[OpenAI]:
+def writing(boats: Gateway, **config: Any) -> AbstractContextManager[OpenAI]:
     """The client of a gateway whose model takes 50 ms a token."""
     models = {"one": {"n_citations": 4, **SLOW}, "checked": {"n_citations": 4, **SLOW, "grounding": {}}}
-    with gateway_of(boats.dsn, Config(boats.config.tokens, models, **config)) as url:
-        yield OpenAI(base_url=url, api_key="token of asker", max_retries=0, timeout=60)
+    return boats.other(models, **config)
 
 
 def running(model_server: str) -> bool:
@@ -179,10 +196,7 @@ def running(model_server: str) -> bool:
 def test_a_text_comes_as_the_model_writes_it(boats: Gateway) -> None:
     question = "which boat [1], [2], [3], [4] and [9] is it?"
     with writing(boats, document_url="https://files.example.org/{file_name}") as client:
-        whole = client.chat.completions.create(model="one", messages=[{"role": "user", "content": question}])
-        found = streamed(client, question)
-    assert whole.usage is not None
-    assert whole.model_extra is not None
+        whole, found = ask(client, question), streamed(client, question)
     assert found.text == whole.choices[0].message.content
     # the four segments are of two documents, and there is no ninth
     assert {"[1]", "[2]"} == set(re.findall(r"\[\d\]", found.text))
@@ -191,7 +205,7 @@ def test_a_text_comes_as_the_model_writes_it(boats: Gateway) -> None:
     assert found.finish == whole.choices[0].finish_reason == "length"
     assert found.usage.to_dict() == whole.usage.to_dict()
     assert found.usage.completion_tokens == 30
-    assert found.rest == whole.model_extra["ml_rag"]
+    assert found.rest == told(whole)
 
 
 def test_the_text_of_a_stream_is_counted_with_its_tokens(boats: Gateway) -> None:
@@ -273,11 +287,9 @@ def test_a_text_takes_no_longer_than_statement_timeout(boats: Gateway) -> None:
 
 
 def test_an_error_of_the_model_ends_the_stream(boats: Gateway) -> None:
-    models = {"one": {"model_options": {"model_id": "fake-generate-error"}}}
-    with gateway_of(boats.dsn, Config(boats.config.tokens, models)) as url:
-        client = OpenAI(base_url=url, api_key="token of asker", max_retries=0)
-        with pytest.raises(openai.APIError, match="the model failed"):
-            streamed(client, "boat")
+    failing = {"one": {"model_options": {"model_id": "fake-generate-error"}}}
+    with boats.other(failing) as client, pytest.raises(openai.APIError, match="the model failed"):
+        streamed(client, "boat")
 
 
 def test_a_response_comes_as_the_model_writes_it(boats: Gateway) -> None:
@@ -295,13 +307,13 @@ def test_a_response_comes_as_the_model_writes_it(boats: Gateway) -> None:
 
 def test_a_stream_shows_that_it_is_alive(boats: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ml_rag.integrations.gateway.gate.ALIVE", 0.001)
-    lines = boats.post(b'{"stream": true, "model": "one", "messages": [{"role": "user", "content": "boat"}]}').text
+    lines = boats.post({**ASK, "stream": True}).text
     assert ": the answer is being written\n\n" in lines
     assert lines.endswith("data: [DONE]\n\n")
 
 
 def test_an_error_in_a_stream(boats: Gateway) -> None:
-    stream = boats.client().chat.completions.create(**{**ASK, "model": "wrong"}, stream=True)
+    stream = ask(boats.client(), model="wrong", stream=True)
     with pytest.raises(openai.APIError, match=r"cannot be served.*\(error [0-9a-f]{8}\)") as caught:
         list(stream)
     assert caught.value.code == "22023"
@@ -327,9 +339,7 @@ def test_earlier_messages_are_the_history(boats: Gateway) -> None:
         },
         "prompt": {"system": "Answer formally."},
     }
-    answer = boats.client().chat.completions.create(model="one", messages=messages)  # type: ignore[arg-type]
-    assert answer.model_extra is not None
-    assert "query" in answer.model_extra["ml_rag"]["retrieval_info"]
+    assert "query" in told(ask(boats.client(), messages))["retrieval_info"]
 
 
 def test_the_preset_counts_more_than_the_client() -> None:
@@ -409,34 +419,20 @@ def test_documents_are_called_by_what_tells_them_apart() -> None:
     assert titles(["/a/![x](y)\n- <b>`"]) == {"/a/![x](y)\n- <b>`": "!(x)(y) - (b)'"}
 
 
-HOUSES = {"model": "houses", "messages": [{"role": "user", "content": "boat"}]}
-
-
 def test_a_document_without_an_address_is_named_under_the_answer(boats: Gateway) -> None:
-    answer = boats.client().chat.completions.create(**HOUSES)
+    answer = ask(boats.client(), "boat", "houses")
     text = answer.choices[0].message.content or ""
     assert text.endswith("\n\nSources:\n- [1] house.pdf")
     assert answer.choices[0].message.annotations == []
     # and comes back as the model wrote it
     assert without_list(text) == text.removesuffix("\n\nSources:\n- [1] house.pdf")
-    messages = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": text},
-        {"role": "user", "content": "b"},
-    ]
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": text}, *ASK["messages"]]
     history = question({"messages": messages}, {}).options["query_options"]["history"]
     assert history[1]["content"] == without_list(text)
-    assert answer.model_extra is not None
-    more = answer.model_extra["ml_rag"]
+    more = told(answer)
     assert more["sources"] == [
-        {
-            "number": 1,
-            "title": "house.pdf",
-            "url": None,
-            "pages": [],
-            "document_title": None,
-        }
-    ]
+        {"number": 1, "title": "house.pdf", "url": None, "pages": [], "document_title": None}
+    ]  # fmt: skip
     assert [(one["document_name"], one["source"]) for one in more["citations"]] == [("house.pdf", 1)]
     assert "/srv" not in answer.to_json()
 
@@ -454,10 +450,8 @@ def test_a_document_without_an_address_is_named_under_the_answer(boats: Gateway)
 def test_how_citations_are_shown_is_a_setting(
     boats: Gateway, settings: dict[str, Any], model: str, listed: str, url: str | None
 ) -> None:
-    config = Config(boats.config.tokens, boats.config.models, **settings)
-    with gateway_of(boats.dsn, config) as address:
-        client = OpenAI(base_url=address, api_key="token of asker", max_retries=0)
-        message = client.chat.completions.create(**{**HOUSES, "model": model}).choices[0].message
+    with boats.other(**settings) as client:
+        message = ask(client, "boat", model).choices[0].message
     assert (message.content or "").partition("\n\nSources:\n")[2] == listed
     assert [one.url_citation.url for one in message.annotations or []] == ([url] if url else [])
 
@@ -467,8 +461,7 @@ def test_how_citations_are_shown_is_a_setting(
 )
 def test_tools_that_nothing_demands_are_left_aside(boats: Gateway, choice: Any) -> None:
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
-    body = {**ASK, "tools": tools, **({} if choice is None else {"tool_choice": choice})}
-    answer = boats.client().chat.completions.create(**body)
+    answer = ask(boats.client(), tools=tools, **({} if choice is None else {"tool_choice": choice}))
     assert answer.choices[0].message.content
     assert answer.choices[0].message.tool_calls is None
     assert answer.choices[0].finish_reason == "stop"
@@ -485,28 +478,23 @@ def test_a_history_with_calls_of_tools(boats: Gateway) -> None:
     ]
     history = question({"messages": messages}, {}).options["query_options"]["history"]
     assert [turn["content"] for turn in history] == ["house", "There is one."]
-    assert boats.client().chat.completions.create(model="one", messages=messages)  # type: ignore[arg-type]
+    assert ask(boats.client(), messages)
 
 
 OPEN_WEBUI = "### Task:\nSuggest a title.\n### Chat History:\n<chat_history>\nblue boat\n</chat_history>"
 
 
 def test_a_task_of_a_program_is_no_question(boats: Gateway) -> None:
-    task = [{"role": "user", "content": OPEN_WEBUI}]
-    answer = boats.client().chat.completions.create(model="one", messages=task)  # type: ignore[arg-type]
+    answer = ask(boats.client(), OPEN_WEBUI)
     # the model alone
     assert (answer.choices[0].message.content or "").startswith("fake answer to: ### Task:")
     assert answer.choices[0].message.annotations == []
-    assert answer.model_extra is not None
-    assert answer.model_extra["ml_rag"]["vector_store"] == []
+    assert told(answer)["vector_store"] == []
     # what brings documents of its own is a question about them
-    own = [{"role": "user", "content": "### Task:\nAnswer.\n<context>boat</context>\nWhich boat?"}]
-    answer = boats.client().chat.completions.create(model="one", messages=own)  # type: ignore[arg-type]
-    assert answer.choices[0].message.annotations
-    with gateway_of(boats.dsn, Config(boats.config.tokens, boats.config.models, tasks=[])) as url:
-        client = OpenAI(base_url=url, api_key="token of asker", max_retries=0)
-        answer = client.chat.completions.create(model="one", messages=task)  # type: ignore[arg-type]
-        assert answer.choices[0].message.annotations
+    own = "### Task:\nAnswer.\n<context>boat</context>\nWhich boat?"
+    assert ask(boats.client(), own).choices[0].message.annotations
+    with boats.other(tasks=[]) as client:
+        assert ask(client, OPEN_WEBUI).choices[0].message.annotations
 
 
 #: the fake models, of which one is as small as the default model
@@ -526,37 +514,25 @@ context_tokens = 1000
 
 def test_what_only_quotes_is_not_asked_for_a_title(boats: Gateway) -> None:
     models = {"quotes": {"n_citations": 1, "model_options": {"model_id": "extractive"}}}
-    with (
-        gateway_of(boats.dsn, Config(boats.config.tokens, models)) as url,
-        OpenAI(base_url=url, api_key="token of asker", max_retries=0) as client,
-    ):
-        task: Any = [{"role": "user", "content": OPEN_WEBUI}]
-        asked: Any = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "blue boat"}]
-        titled = client.chat.completions.create(model="quotes", messages=task)
-        assert titled.choices[0].message.content == "{}"
-        wanted: Any = {"temperature": 0.5, "stop": "x", "seed": 1, "max_tokens": 900}
-        answer = client.chat.completions.create(model="quotes", messages=asked, **wanted)
-        assert answer.choices[0].message.content == "blue boat"
+    with boats.other(models) as client:
+        asked = [{"role": "system", "content": "Be short."}, *ASK["messages"]]
+        assert ask(client, OPEN_WEBUI, "quotes").choices[0].message.content == "{}"
+        wanted = {"temperature": 0.5, "stop": "x", "seed": 1, "max_tokens": 900}
+        assert ask(client, asked, "quotes", **wanted).choices[0].message.content == "blue boat"
         # a format is obeyed or refused, for a task too
-        for messages in (task, asked):
+        for messages in (OPEN_WEBUI, asked):
             with pytest.raises(openai.BadRequestError):
-                client.chat.completions.create(
-                    model="quotes", messages=messages, response_format={"type": "json_object"}
-                )
+                ask(client, messages, "quotes", response_format={"type": "json_object"})
 
 
 def test_settings_of_the_database_leave_an_answer_and_a_task(db: Database, boats: Gateway) -> None:
     settings = {"skip_generate": True, "min_support": 1, "abstain": True, "retrieval_options": {"max_distance": 2}}
     db.connect().execute("SELECT ml_rag.configure('default_options', %s)", (json.dumps(settings),))
-    task: Any = [{"role": "user", "content": OPEN_WEBUI}]
-    with boats.client() as client:
-        titled = client.chat.completions.create(model="one", messages=task)
-        answer = client.chat.completions.create(**ASK)
+    titled, answer = ask(boats.client(), OPEN_WEBUI), ask(boats.client())
     assert (titled.choices[0].message.content or "").startswith("fake answer to: ### Task:")
     # the model echoes the question, which the citation does not support
     assert (answer.choices[0].message.content or "").startswith("I do not know")
-    assert answer.model_extra is not None
-    assert answer.model_extra["ml_rag"]["retrieval_info"]["grounding"].keys() == {"support_score"}
+    assert told(answer)["retrieval_info"]["grounding"].keys() == {"support_score"}
 
 
 def test_a_model_takes_a_preset_of_the_database(db: Database, boats: Gateway) -> None:
@@ -564,19 +540,15 @@ def test_a_model_takes_a_preset_of_the_database(db: Database, boats: Gateway) ->
     owner = db.connect()
     owner.execute("SELECT ml_rag.create_preset('short', %s)", (json.dumps(options),))
     models = {"short": {"preset": "short"}, "one": {"preset": "short", "n_citations": 1}, "none": {"preset": "none"}}
-    with (
-        gateway_of(boats.dsn, Config(boats.config.tokens, models)) as url,
-        OpenAI(base_url=url, api_key="token of asker", max_retries=0) as client,
-    ):
+    with boats.other(models) as client:
         for model, count in (("short", 2), ("one", 1)):
             # what it says counts more than the client
-            answer = client.chat.completions.create(**{**ASK, "model": model, "max_tokens": 50})
+            answer = ask(client, model=model, max_tokens=50)
             assert answer.choices[0].message.content == "fake answer"
-            assert answer.model_extra is not None
-            assert [one["rank"] for one in answer.model_extra["ml_rag"]["citations"]] == list(range(1, count + 1))
+            assert [one["rank"] for one in told(answer)["citations"]] == list(range(1, count + 1))
         assert client.responses.create(model="one", input="boat").output_text == "fake answer"
         with pytest.raises(openai.BadRequestError, match="cannot be served"):
-            client.chat.completions.create(**{**ASK, "model": "none"})
+            ask(client, model="none")
         owner.execute("SELECT ml_rag.create_preset('short', '{}')")
         assert client.responses.create(model="short", input="boat").output_text.startswith("fake answer to: boat")
 
@@ -593,16 +565,10 @@ def test_what_each_sentence_stands_on(db: Database, boats: Gateway) -> None:
     sentences = {"model_options": {"model_id": "extractive", "max_sentences": 10}}
     options: Any = {"vector_store": ["public.travel"], "n_citations": 2, "grounding": {}, **sentences}
     models = {"plain": options, "numbered": {**options, "prompt": {"citation_style": "numbered"}}}
-    with (
-        gateway_of(boats.dsn, Config(boats.config.tokens, models)) as url,
-        OpenAI(base_url=url, api_key="token of asker", max_retries=0) as client,
-    ):
+    with boats.other(models) as client:
         for model in models:
-            asked: Any = [{"role": "user", "content": "What is free for staff?"}]
-            answer = client.chat.completions.create(model=model, messages=asked)
-            text = answer.choices[0].message.content or ""
-            assert answer.model_extra is not None
-            more = answer.model_extra["ml_rag"]
+            answer = ask(client, "What is free for staff?", model)
+            text, more = answer.choices[0].message.content, told(answer)
             assert text.endswith("\n\nSources:\n- [2] All trains (trains.pdf), page 7")
             assert [one["title"] for one in more["citations"] if one["page"]] == ["All trains"]
             assert {one["document_name"]: one["page"] for one in more["citations"]} == {
@@ -638,12 +604,10 @@ def test_a_small_model_is_not_asked_for_a_title(db: Database, boats: Gateway, re
     with running_server(fake_models=True, socket=socket_, config=config):
         db.connect().execute("SELECT ml_rag.configure('model_server', %s)", (f"unix:{socket_}",))
         models = {name: {"n_citations": 1, "model_options": {"model_id": name}} for name in ("small", "narrow")}
-        with gateway_of(boats.dsn, Config(boats.config.tokens, models)) as url:
-            client = OpenAI(base_url=url, api_key="token of asker", max_retries=0)
+        with boats.other(models) as client:
 
             def said(model: str, content: str, **more: Any) -> Any:
-                messages: Any = [{"role": "user", "content": content}]
-                return client.chat.completions.create(model=model, messages=messages, **more).choices[0].message.content
+                return ask(client, content, model, **more).choices[0].message.content
 
             assert said("small", OPEN_WEBUI) == "{}"
             assert said("narrow", OPEN_WEBUI).startswith("fake answer to: ### Task:")
@@ -662,52 +626,38 @@ SCHEMA = {
 
 def test_a_format_that_is_asked_for(boats: Gateway) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "boat", "strict": True, "schema": SCHEMA}}
-    answer = boats.client().chat.completions.create(**HOUSES, response_format=wanted)  # type: ignore[call-overload]
-    assert json.loads(answer.choices[0].message.content) == {"color": "xx"}
-    answer = boats.client().chat.completions.create(**HOUSES, response_format={"type": "json_object"})
-    assert json.loads(answer.choices[0].message.content or "") == {}
-    answer = boats.client().chat.completions.create(**ASK, response_format={"type": "text"})
-    assert "fake answer" in (answer.choices[0].message.content or "")
+
+    def said(client: OpenAI, model: str, wanted: Any) -> Any:
+        return ask(client, "boat", model, response_format=wanted).choices[0].message
+
+    assert json.loads(said(boats.client(), "houses", wanted).content) == {"color": "xx"}
+    assert json.loads(said(boats.client(), "houses", {"type": "json_object"}).content) == {}
+    assert "fake answer" in said(boats.client(), "one", {"type": "text"}).content
     # an abstention, which no schema describes
     nothing = {**boats.config.models, "none": {"abstain": True, "abstain_text": "Unknown.", "filters": {"n": 99}}}
-    with gateway_of(boats.dsn, Config(boats.config.tokens, nothing)) as url:
-        client = OpenAI(base_url=url, api_key="token of asker", max_retries=0)
-        message = (
-            client.chat.completions.create(**{**ASK, "model": "none"}, response_format={"type": "json_object"})
-            .choices[0]
-            .message
-        )
+    with boats.other(nothing) as client:
+        message = said(client, "none", {"type": "json_object"})
         assert (message.content, message.refusal) == (None, "Unknown.")
-        usage = client.chat.completions.create(**{**ASK, "model": "none"}).usage
-        assert usage is not None
-        assert usage.total_tokens == 0
+        assert ask(client, model="none").usage.total_tokens == 0
 
 
 def test_what_an_answer_took_and_why_it_ended(boats: Gateway) -> None:
     client = boats.client()
-    answer = client.chat.completions.create(**ASK)
-    assert answer.usage is not None
+    answer = ask(client)
     assert answer.usage.prompt_tokens > 10
-    assert answer.usage.completion_tokens == len((answer.choices[0].message.content or "").split())
+    assert answer.usage.completion_tokens == len(answer.choices[0].message.content.split())
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
-    short = client.chat.completions.create(**{**ASK, "model": "bounded"})
+    short = ask(client, model="bounded")
     assert (short.choices[0].finish_reason, short.choices[0].message.content) == ("length", "fake answer")
-    chunks = list(client.chat.completions.create(**ASK, stream=True, stream_options={"include_usage": True}))
+    chunks = list(ask(client, stream=True, stream_options={"include_usage": True}))
     assert (chunks[-1].choices, chunks[-1].usage) == ([], answer.usage)
     assert all(chunk.usage is None for chunk in chunks[:-1])
-    assert all(chunk.usage is None for chunk in client.chat.completions.create(**ASK, stream=True))
+    assert all(chunk.usage is None for chunk in ask(client, stream=True))
 
 
 def test_parameters_are_brought_to_what_the_engine_takes() -> None:
-    wanted = {
-        "frequency_penalty": -2,
-        "presence_penalty": 2.0,
-        "seed": -1,
-        "max_tokens": 7.0,
-        "stop": [],
-        "top_p": None,
-    }
-    options = question({"messages": ASK["messages"], **wanted}, {}).options
+    wanted = {"frequency_penalty": -2, "presence_penalty": 2.0, "seed": -1, "max_tokens": 7.0, "stop": []}
+    options = question({"messages": ASK["messages"], "top_p": None, **wanted}, {}).options
     expected = {"frequency_penalty": 0, "presence_penalty": 1, "seed": 2**32 - 1, "max_tokens": 7}
     assert options["model_options"] == expected
 
@@ -738,12 +688,10 @@ def test_each_token_has_the_rights_of_its_role(db: Database, boats: Gateway) -> 
     # side by side on the same connections, and again
     for _ in range(2):
         for role, text in {"asker": "red boat", "tenant": "green boat"}.items():
-            answer = boats.client(f"token of {role}").chat.completions.create(**ASK)
-            assert answer.model_extra is not None
-            assert [c["segment"] for c in answer.model_extra["ml_rag"]["citations"]] == [text]
+            assert [c["segment"] for c in told(ask(boats.client(f"token of {role}")))["citations"]] == [text]
     owner.execute("REVOKE SELECT ON boats FROM ml_rag_user")
     with pytest.raises(openai.UnprocessableEntityError, match="nothing was found"):
-        boats.client().chat.completions.create(**ASK)
+        ask(boats.client())
 
 
 @pytest.mark.parametrize(("model", "status", "state"), [("wrong", 400, "22023"), ("strict", 422, "P0002")])
@@ -751,16 +699,15 @@ def test_errors_have_their_sqlstate_and_the_log_the_rest(
     boats: Gateway, model: str, status: int, state: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
-        boats.client().chat.completions.create(**{**ASK, "model": model})
-    assert caught.value.status_code == status
-    assert caught.value.code == state
-    told = re.search(r"\(error ([0-9a-f]{8})\)", caught.value.message)
-    assert told is not None
+        ask(boats.client(), model=model)
+    assert (caught.value.status_code, caught.value.code) == (status, state)
+    number = re.search(r"\(error ([0-9a-f]{8})\)", caught.value.message)
+    assert number is not None
     # nothing of options, stores and roles
     assert "no_such_option" not in caught.value.message
     assert "public." not in caught.value.message
     (logged,) = [record.getMessage() for record in caplog.records if record.name == "ml_rag.gateway"]
-    assert logged.startswith(f"error {told[1]}: ")
+    assert logged.startswith(f"error {number[1]}: ")
     assert f"(SQLSTATE {state})" in logged
 
 
@@ -793,27 +740,9 @@ def test_errors_have_their_sqlstate_and_the_log_the_rest(
         {**ASK, "response_format": "json"},
         {**ASK, "response_format": {"type": "json_schema"}},
         {**ASK, "response_format": {"type": "grammar"}},
-    ],
-)
-def test_a_wrong_request_is_refused(boats: Gateway, body: dict[str, Any]) -> None:
-    answer = httpx.post(
-        f"{boats.url}/chat/completions",
-        json={"model": "one", **body},
-        headers={"authorization": "Bearer token of asker"},
-        timeout=60,
-    )
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["type"] == "invalid_request_error"
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
-def test_what_is_no_json_is_refused(boats: Gateway, content: bytes) -> None:
-    assert boats.post(content).status_code == 400
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
+        # not JSON
+        b"", b"{", b"[]", b"\xff", b"[" * 100_000,
+        # more of a request that PostgreSQL cannot hold
         r'"messages": [{"role": "user", "content": "a\u0000b"}]',
         r'"messages": [{"role": "user", "content": "a\ud800b"}]',
         r'"messages": [{"role": "user", "content": "a\ud800b"}, {"role": "user", "content": "boat"}]',
@@ -822,10 +751,11 @@ def test_what_is_no_json_is_refused(boats: Gateway, content: bytes) -> None:
         '"temperature": NaN',
         '"seed": 1e999',
     ],
-)
-def test_what_postgresql_cannot_hold_is_refused(boats: Gateway, more: str) -> None:
-    body = '{"model": "one", "messages": [{"role": "user", "content": "boat"}], ' + more + "}"
-    answer = boats.post(body.encode())
+)  # fmt: skip
+def test_a_wrong_request_is_refused(boats: Gateway, body: dict[str, Any] | str | bytes) -> None:
+    if isinstance(body, str):
+        body = f'{{"model": "one", "messages": [{{"role": "user", "content": "boat"}}], {body}}}'.encode()
+    answer = boats.post(body if isinstance(body, bytes) else {"model": "one", **body})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
@@ -840,7 +770,7 @@ def test_what_postgresql_cannot_hold_is_refused(boats: Gateway, more: str) -> No
 )
 def test_what_is_not_text_is_refused_as_what_it_is(boats: Gateway, content: Any, words: str) -> None:
     with pytest.raises(openai.BadRequestError, match=f"a message has {words}; only text is read") as caught:
-        boats.client().chat.completions.create(model="one", messages=[{"role": "user", "content": content}])
+        ask(boats.client(), [{"role": "user", "content": content}])
     assert caught.value.param == "messages"
 
 
@@ -870,13 +800,12 @@ def test_what_nothing_foresaw_is_said_with_an_id(
     boats: Gateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("ml_rag.integrations.gateway.gate.asked", lambda *_: 1 / 0)
-    answer = boats.post(json.dumps(ASK))
+    answer = boats.post(ASK)
     assert answer.status_code == 500
     assert re.fullmatch(r"the answer failed \(error [0-9a-f]{8}\)", answer.json()["error"]["message"])
     assert "ZeroDivisionError" in caplog.text
     # in a stream too
-    answer = boats.post(json.dumps({**ASK, "stream": True}))
-    assert "the answer failed (error " in answer.text
+    assert "the answer failed (error " in boats.post({**ASK, "stream": True}).text
 
 
 def test_one_model_and_health(boats: Gateway) -> None:
@@ -937,27 +866,25 @@ def test_embeddings(boats: Gateway) -> None:
     ],
 )
 def test_embeddings_that_are_refused(boats: Gateway, body: dict[str, Any], words: str) -> None:
-    headers = {"authorization": "Bearer token of asker"}
-    answer = httpx.post(f"{boats.url}/embeddings", json=body, headers=headers, timeout=60)
+    answer = boats.post(body, path="/embeddings")
     assert answer.status_code == 400
     assert words in answer.json()["error"]["message"]
 
 
 def test_rerank(boats: Gateway) -> None:
-    headers = {"authorization": "Bearer token of asker"}
     body = {"model": "fake-rerank", "query": "blue boat", "documents": ["house", {"text": "blue boat"}, "red boat"]}
 
-    def ask(**more: Any) -> httpx.Response:
-        return httpx.post(f"{boats.url}/rerank", json={**body, **more}, headers=headers, timeout=60)
+    def ranked(**more: Any) -> httpx.Response:
+        return boats.post({**body, **more}, path="/rerank")
 
-    results = ask().json()["results"]
+    results = ranked().json()["results"]
     assert [(one["index"], one["relevance_score"]) for one in results] == [(1, 1.0), (2, 0.5), (0, 0.0)]
-    (best,) = ask(top_n=1, return_documents=True).json()["results"]
+    (best,) = ranked(top_n=1, return_documents=True).json()["results"]
     assert best["document"] == {"text": "blue boat"}
-    by_words_too = ask(model="hybrid").json()["results"]
+    by_words_too = ranked(model="hybrid").json()["results"]
     assert [one["index"] for one in by_words_too] == [1, 2, 0]
     for wrong in ({"query": ""}, {"documents": []}, {"documents": ["x"] * 201}, {"top_n": 0}, {"model": "fake-embed"}):
-        refused = ask(**wrong)
+        refused = ranked(**wrong)
         assert refused.status_code == 400, refused.text
         assert refused.json()["error"]["type"] == "invalid_request_error"
 
@@ -1041,19 +968,17 @@ def test_one_token_leaves_connections_to_the_others(
     locking.execute("LOCK TABLE boats IN ACCESS EXCLUSIVE MODE")
     with gateway_of(boats.dsn, Config(boats.config.tokens, models), connections=4) as url, ThreadPoolExecutor() as pool:
 
-        def ask(model: str, token: str) -> httpx.Response:
-            headers = {"authorization": f"Bearer token of {token}"}
-            body = {**ASK, "model": model}
-            return httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=60)
+        def asked(model: str, token: str) -> httpx.Response:
+            return replace(boats, url=url).post({**ASK, "model": model}, f"token of {token}")
 
-        asking = [pool.submit(ask, "slow", "asker") for _ in range(5)]
+        asking = [pool.submit(asked, "slow", "asker") for _ in range(5)]
         for refused in [done.result() for done in itertools.islice(as_completed(asking), 3)]:
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "5"), refused.text
             assert "this token has 2 questions being answered" in refused.json()["error"]["message"]
-        assert ask("fast", "tenant").status_code == 200
+        assert asked("fast", "tenant").status_code == 200
         locking.execute("ROLLBACK")
-        assert sorted(asked.result().status_code for asked in asking) == [200, 200, 429, 429, 429]
-        assert ask("slow", "asker").status_code == 200
+        assert sorted(one.result().status_code for one in asking) == [200, 200, 429, 429, 429]
+        assert asked("slow", "asker").status_code == 200
 
 
 def test_a_client_is_told_when_to_come_back(db: Database) -> None:
@@ -1166,6 +1091,13 @@ def test_a_wrong_file_says_so(tmp_path: Path, content: str, message: str) -> Non
         Config.read(tmp_path / "gateway.toml")
 
 
+def gateway_command(file: Path, dsn: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """`ml-rag gateway`, which ends by itself."""
+    command = [*ML_RAG, "gateway", "--config", str(file), *more]
+    environment = {**os.environ, "ML_RAG_DSN": dsn}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
 def test_roles_are_tried_at_the_start(db: Database, gate: str) -> None:
     owner = db.connect()
     superuser = owner.info.user
@@ -1180,17 +1112,19 @@ def test_roles_are_tried_at_the_start(db: Database, gate: str) -> None:
             asyncio.run(started())
 
 
-def test_the_command_says_what_is_wrong_with_a_role(db: Database, asker_dsn: str, tmp_path: Path) -> None:
-    tenant, superuser = db.role("tenant"), db.connect().info.user
+def test_the_command_says_what_is_wrong_with_a_role(db: Database, gate: str, asker_dsn: str, tmp_path: Path) -> None:
+    tenant, stranger, superuser = db.role("tenant"), db.role("stranger"), db.connect().info.user
     file = tmp_path / "gateway.toml"
-    for role, words in (
-        (tenant, [f'the role "{tenant}" of a token cannot be taken', "permission denied", f'GRANT "{tenant}" TO ']),
-        ("no_such_role", ['the role "no_such_role" of a token cannot be taken', "does not exist"]),
-        (superuser, [f'bound to the superuser "{superuser}"']),
-    ):
+    for dsn, role, words in (
+        (asker_dsn, tenant, [f'the role "{tenant}" of a token cannot be taken', "permission denied",
+                             f'GRANT "{tenant}" TO ']),
+        (asker_dsn, "no_such_role", ['the role "no_such_role" of a token cannot be taken', "does not exist"]),
+        (asker_dsn, superuser, [f'bound to the superuser "{superuser}"']),
+        (gate, stranger, [f'the role "{stranger}" of a token may not ask', "permission denied",
+                          f'GRANT ml_rag_user TO "{stranger}";']),
+    ):  # fmt: skip
         file.write_text(f'[tokens.a]\nsha256 = "{digest("x")}"\nrole = "{role}"\n')
-        command = [*ML_RAG, "gateway", "--dsn", asker_dsn, "--config", str(file), "--port", "1"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = gateway_command(file, "", "--dsn", dsn, "--port", "1")
         assert done.returncode == 1
         assert all(part in done.stderr for part in words), done.stderr
         assert "Traceback" not in done.stderr
@@ -1215,25 +1149,11 @@ def test_a_wrong_preset_is_said_at_the_start(
     file = tmp_path / "gateway.toml"
     tokens = f'[tokens.a]\nsha256 = "{digest("x")}"\nrole = "{db.role("asker")}"\n'
     file.write_text(f'{tokens}[models.right]\nn_citations = 100\n[models."my handbook"]\n{preset}\n')
-    command = [*ML_RAG, "gateway", "--config", str(file), "--port", "1"]
-    done = subprocess.run(
-        command, env={**os.environ, "ML_RAG_DSN": gate}, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = gateway_command(file, gate, "--port", "1")
     assert done.returncode == 1
     assert all(part in done.stderr for part in ['model "my handbook"', *words]), done.stderr
     assert "Traceback" not in done.stderr
     assert "listening on" not in done.stderr
-
-
-def test_a_role_that_may_not_ask_is_said_at_the_start(db: Database, gate: str, tmp_path: Path) -> None:
-    file, role = tmp_path / "gateway.toml", db.role("stranger")
-    file.write_text(f'[tokens.a]\nsha256 = "{digest("x")}"\nrole = "{role}"\n')
-    command = [*ML_RAG, "gateway", "--dsn", gate, "--config", str(file), "--port", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert f'the role "{role}" of a token may not ask' in done.stderr
-    assert "permission denied" in done.stderr
-    assert f'GRANT ml_rag_user TO "{role}";' in done.stderr
 
 
 def test_the_command(db: Database, boats: Gateway, tmp_path: Path) -> None:
@@ -1257,10 +1177,9 @@ def test_the_command(db: Database, boats: Gateway, tmp_path: Path) -> None:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 break
             time.sleep(0.1)
-        answer = client.chat.completions.create(model="ml_rag", messages=[{"role": "user", "content": "boat"}])
-        assert answer.choices[0].message.content
+        assert ask(client, "boat", "ml_rag").choices[0].message.content
         with pytest.raises(openai.NotFoundError):
-            client.chat.completions.create(model="x", messages=[{"role": "user", "content": "boat"}])
+            ask(client, "boat", "x")
     finally:
         process.terminate()
         _, logged = process.communicate(timeout=30)
@@ -1275,10 +1194,7 @@ def test_it_says_that_it_listens_when_it_does(boats: Gateway, tmp_path: Path) ->
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = taken.getsockname()[1]
-        command = [*ML_RAG, "gateway", "--config", str(tmp_path / "gateway.toml"), "--port", str(port)]
-        environment = {**os.environ, "ML_RAG_DSN": boats.dsn}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = gateway_command(tmp_path / "gateway.toml", boats.dsn, "--port", str(taken.getsockname()[1]))
     assert done.returncode != 0
     assert "listening on" not in done.stderr
     assert "address already in use" in done.stderr
