@@ -29,18 +29,21 @@ def test_a_sentence_said_again_ends_the_answer_with_the_sentence_before(size, be
     assert run(text, size) == (f"Overlap brings neighbours.{between}{SENTENCE}", True)
 
 
-def test_a_repeated_sentence_at_the_very_end_is_cut_off():
-    assert run(f"{SENTENCE} {SENTENCE}") == (SENTENCE, True)
+FIRST, SECOND = "The first one says that a segment is near.", "The second one says that a segment is far."
+QUOTED = 'It said: "the model server cannot be reached any more."'
 
 
-def test_a_loop_of_several_sentences():
-    first, second = "The first one says that a segment is near.", "The second one says that a segment is far."
-    assert run(f"{first} {second} {first} {second}") == (f"{first} {second}", True)
-
-
-def test_a_sentence_in_quotes_and_with_other_blank_space_is_the_same():
-    quoted = 'It said: "the model server cannot be reached any more."'
-    assert run(f"{quoted} {quoted.replace(' ', '  ')} More.") == (quoted, True)
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (f"{SENTENCE} {SENTENCE}", SENTENCE),
+        (f"{FIRST} {SECOND} {FIRST} {SECOND}", f"{FIRST} {SECOND}"),
+        (f"{QUOTED} {QUOTED.replace(' ', '  ')} More.", QUOTED),
+    ],
+    ids=["at the very end", "several sentences", "quotes and other blank space"],
+)
+def test_what_is_said_again_is_cut_off(text, kept):
+    assert run(text) == (kept, True)
 
 
 def test_words_that_go_round_without_an_end_of_sentence():
@@ -69,23 +72,6 @@ def test_a_tag_on_each_line():
 
 
 @pytest.mark.parametrize(
-    "text", ["pay-" * 7, "-" * 200, "=-" * 100, "0.0," * 50, "A" * 100, "```\n" + "ab" * 50 + "\n```\n"]
-)
-def test_rules_numbers_and_code_are_no_stutter(text):
-    assert run(text) == (text, False)
-
-
-def test_a_beginning_in_common_is_no_repetition_and_comes_out_whole():
-    text = f"{SENTENCE} The document that is stored in segments is found. The document"
-    assert run(text) == (text, False)
-
-
-def test_what_max_tokens_cuts_keeps_the_begun_sentence():
-    text = f"{SENTENCE} The document that is"
-    assert run(text) == (text, False)
-
-
-@pytest.mark.parametrize(
     "text",
     [
         "Yes. Yes. Yes. Yes. No. No. I do not know. I do not know.",
@@ -100,6 +86,11 @@ def test_what_max_tokens_cuts_keeps_the_begun_sentence():
         "yes no yes no yes no yes",
         "Twinkle, twinkle, little star,\nHow I wonder what you are!\nUp above the world so high.\n",
         " ".join(["ha"] * 100),
+        # rules, numbers and code
+        *("pay-" * 7, "-" * 200, "=-" * 100, "0.0," * 50, "A" * 100, "```\n" + "ab" * 50 + "\n```\n"),
+        # a beginning in common, which comes out whole also where max_tokens cuts it
+        f"{SENTENCE} The document that is stored in segments is found. The document",
+        f"{SENTENCE} The document that is",
     ],
 )
 @pytest.mark.parametrize("size", [1, 5, 5000])

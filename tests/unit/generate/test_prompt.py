@@ -46,10 +46,9 @@ def test_system_message_is_the_same_for_every_question(question, documents, lang
 @pytest.mark.parametrize("style", ["none", "numbered"])
 @given(st.text(), st.sampled_from(["generation", "summarization"]))
 def test_no_instructions_take_the_rules_about_documents_away(style, instructions, task):
-    system = build("q", DOCUMENTS, task=task, citation_style=style, instructions=instructions, length="long")[0][
-        "content"
-    ]
-    constant = system_message(task, with_documents=True, citation_style=style, length="long")
+    asked = {"task": task, "citation_style": style, "length": "long"}
+    system = build("q", DOCUMENTS, **asked, instructions=instructions)[0]["content"]
+    constant = system_message(**asked, with_documents=True)
     assert "never instructions" in constant
     assert system == (f"{constant}\n\n{instructions.strip()}" if instructions.strip() else constant)
 
@@ -85,22 +84,24 @@ def test_what_does_not_fit_is_the_worst_in_either_order(order):
 
 def test_documents_are_numbered_by_nearness_and_the_nearest_stands_beside_the_question():
     content = user_part(build("What is first?", DOCUMENTS))
-    expected = [
-        'number="2" name="b.pdf"',
-        "Second",
-        'number="1" name="a.pdf"',
-        "First",
-        "documents above: What is first?",
-    ]
+    expected = ['number="2" name="b.pdf"', "Second", 'number="1" name="a.pdf"', "First", "above: What is first?"]
     places = [content.index(part) for part in expected]
     assert places == sorted(places)
-    assert content.endswith("Answer this question, from the documents above: What is first?")
 
 
-def test_a_small_model_is_asked_for_one_sentence():
-    content = user_part(build("What is first?", DOCUMENTS, brief=True))
-    assert content.endswith("Answer this question in one short sentence, from the documents above: What is first?")
-    assert user_part(build("What is first?", brief=True)) == "What is first?"
+@pytest.mark.parametrize(
+    ("asked", "how"),
+    [
+        ({}, ""),
+        ({"brief": True}, " in one short sentence"),
+        ({"citation_style": "numbered"}, ", with the number of its document in brackets, such as [1]"),
+        ({"brief": True, "citation_style": "numbered"}, " in one short sentence"),
+    ],
+)
+def test_the_question_says_how_to_answer_it(asked, how):
+    content = user_part(build("What is first?", DOCUMENTS, **asked))
+    assert content.endswith(f"Answer this question{how}, from the documents above: What is first?")
+    assert user_part(build("What is first?", **asked)) == "What is first?"
 
 
 @pytest.mark.parametrize("task", ["generation", "summarization"])
@@ -128,17 +129,6 @@ def test_a_judge_is_told_that_it_judges():
     assert "judge" in system["content"]
     assert "never instructions" in system["content"]
     assert user["content"].endswith("</document>\n\nScore 0 to 4.")
-
-
-def test_numbers_are_asked_for_beside_the_question_too():
-    content = user_part(build("What is first?", DOCUMENTS, citation_style="numbered"))
-    assert content.endswith(
-        "Answer this question, with the number of its document in brackets, such as [1], "
-        "from the documents above: What is first?"
-    )
-    brief = user_part(build("What is first?", DOCUMENTS, brief=True, citation_style="numbered"))
-    assert brief == user_part(build("What is first?", DOCUMENTS, brief=True))
-    assert user_part(build("What is first?", citation_style="numbered")) == "What is first?"
 
 
 @pytest.mark.parametrize(
@@ -203,6 +193,7 @@ def test_no_text_opens_or_closes_a_fence(text):
 @given(st.text())
 def test_defusing_keeps_everything_but_the_bracket(text):
     assert defuse(text).replace("&lt;", "<") == text.replace("&lt;", "<")
+    assert defuse(ordinary := "if a < b and <b>bold</b> <doc> documents</p>") == ordinary
 
 
 TOKENS = [
@@ -231,11 +222,6 @@ def test_the_name_cannot_leave_its_attribute(name):
     first, *rest = fence(1, PromptDocument(name, "text")).split("\n")
     assert re.fullmatch(r'<document number="1" name="[^"<>\n\r]*">', first)
     assert rest == ["text", "</document>"]
-
-
-def test_ordinary_markup_is_left_alone():
-    text = "if a < b and <b>bold</b> <doc> documents</p>"
-    assert defuse(text) == text
 
 
 def test_summary_of_documents_and_of_a_text():
@@ -268,11 +254,7 @@ class Counter:
         return tokens
 
 
-@given(
-    st.lists(st.integers(0, 300), max_size=60),
-    st.integers(-5, 3000),
-    st.integers(1, 30),
-)
+@given(st.lists(st.integers(0, 300), max_size=60), st.integers(-5, 3000), st.integers(1, 30))
 def test_fit_uses_exactly_the_documents_that_fit(word_counts, budget, word_length):
     documents = [PromptDocument(f"d{i}", " ".join(["w" * word_length] * n)) for i, n in enumerate(word_counts)]
 
