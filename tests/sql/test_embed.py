@@ -29,33 +29,28 @@ def test_the_stage_and_the_public_routine_agree(module_asker: Connection) -> Non
     assert module_asker.execute("SELECT ml_rag.embed('a b', 'fake-embed') = ml_embed_row('a b')").fetchone() == (True,)
 
 
-@pytest.mark.parametrize("text", ["", " ", "\n\t"])
-def test_empty_text_is_refused(module_asker: Connection, text: str) -> None:
-    with error("22023", "empty"):
-        embed(module_asker, text)
-
-
-def test_no_text_has_no_embedding(module_asker: Connection) -> None:
+def test_empty_text_is_refused_and_no_text_has_no_embedding(module_asker: Connection) -> None:
+    for text in ("", " ", "\n\t"):
+        with error("22023", "empty"):
+            embed(module_asker, text)
     assert module_asker.execute("SELECT ml_embed_row(NULL)").fetchone() == (None,)
 
 
-def test_unknown_model_and_model_of_another_task(module_asker: Connection) -> None:
-    with error("22023", "no-such-model"):
-        embed(module_asker, embed_model_id="no-such-model")
-    for model in ("fake-generate", "fake-rerank"):
-        with error("22023", model):
-            embed(module_asker, embed_model_id=model)
-
-
-def test_a_model_whose_files_are_missing(module_asker: Connection) -> None:
-    with error("55000", "all_minilm_l6_v2") as caught:
-        embed(module_asker, embed_model_id="all_minilm_l6_v2")
-    assert "pull" in caught.hint
-
-
-def test_a_model_that_answers_nan(module_asker: Connection) -> None:
-    with error("38000", "not finite"):
-        embed(module_asker, embed_model_id="fake-embed-nan")
+@pytest.mark.parametrize(
+    ("model", "state", "words", "hint"),
+    [
+        ("no-such-model", "22023", "no-such-model", ""),
+        ("fake-generate", "22023", "fake-generate", ""),
+        ("fake-rerank", "22023", "fake-rerank", ""),
+        ("all_minilm_l6_v2", "55000", "all_minilm_l6_v2", "pull"),
+        ("fake-embed-nan", "38000", "not finite", ""),
+    ],
+    ids=["unknown", "of another task", "of another task too", "without its files", "answers NaN"],
+)
+def test_a_model_that_cannot(module_asker: Connection, model: str, state: str, words: str, hint: str) -> None:
+    with error(state, words) as caught:
+        embed(module_asker, embed_model_id=model)
+    assert hint in caught.hint
 
 
 def test_embeddings_of_another_dimension_meet_the_store(owner: Connection, asker: Connection) -> None:
@@ -108,6 +103,11 @@ NONSENSE: dict[str, Any] = {
     "too many dimensions": embeddings([0.5] * 16001),
     "deep": b"[" * 100_000,
     "long number": b'{"data": ' + b"9" * 5000 + b"}",
+    # numbers that only pgvector can refuse
+    **{
+        vector: {"data": [{"index": 0, "embedding": vector}]}
+        for vector in ("[1.2.3]", "[1,,2]", "[1,]", "1[]", "[0.5,3.5e38]")
+    },
 }
 
 
@@ -120,17 +120,6 @@ def test_nonsense_is_an_error_of_the_model(
         embed(session)
     assert "internal error" not in caught.message, caught.detail
     # the session goes on with a server that has come to its senses
-    server.handler = reply(embeddings(UNIT))
-    assert embed(session) == UNIT
-
-
-@pytest.mark.parametrize("vector", ["[1.2.3]", "[1,,2]", "[1,]", "1[]", "[0.5,3.5e38]"])
-def test_numbers_that_only_pgvector_can_refuse_are_nonsense_too(
-    behave: Callable[..., HostileServer], session: Connection, vector: str
-) -> None:
-    server = behave(reply({"data": [{"index": 0, "embedding": vector}]}))
-    with error("38000", "unexpected reply"):
-        embed(session)
     server.handler = reply(embeddings(UNIT))
     assert embed(session) == UNIT
 
@@ -162,30 +151,25 @@ def test_the_servers_errors_come_out_as_sql_errors(
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "words"),
     [
-        b"",
-        b"<html>",
-        {},
-        {"error": "x"},
-        {"error": {}},
-        {"error": {"message": 7}},
-        [],
-        None,
-        {"error": {"message": ""}},
+        *(
+            (body, [])
+            for body in (b"", b"<html>", {}, {"error": "x"}, {"error": {}}, {"error": {"message": 7}}, [], None)
+        ),
+        ({"error": {"message": ""}}, []),
+        (
+            b'{"error": {"message": "nul \\u0000 lone \\ud800 %s", "code": "engine_failed", "detail": "\\u0000"}}',
+            ["nul"],
+        ),
     ],
     ids=str,
 )
-def test_an_error_of_another_form(behave: Callable[..., HostileServer], session: Connection, body: Any) -> None:
+def test_an_error_of_another_form(
+    behave: Callable[..., HostileServer], session: Connection, body: Any, words: list[str]
+) -> None:
     behave(reply(body, "500 Internal Server Error"))
-    with error("38000"):
-        embed(session)
-
-
-def test_odd_characters_in_an_error(behave: Callable[..., HostileServer], session: Connection) -> None:
-    body = b'{"error": {"message": "nul \\u0000 lone \\ud800 %s", "code": "engine_failed", "detail": "\\u0000"}}'
-    behave(reply(body, "500 Internal Server Error"))
-    with error("38000", "nul"):
+    with error("38000", *words):
         embed(session)
 
 
@@ -245,22 +229,16 @@ def test_server_down(module_owner: Connection, behave: Callable[..., HostileServ
     assert embed(session) == [0.0, 1.0]
 
 
-def test_server_restarted_between_calls_goes_unnoticed(
-    behave: Callable[..., HostileServer], session: Connection
+@pytest.mark.parametrize("name", ["restarted.sock", None])
+def test_another_server_goes_unnoticed(
+    behave: Callable[..., HostileServer], session: Connection, name: str | None
 ) -> None:
+    """Restarted under its address, or under another one, between calls of a running session."""
     for vector in ([1.0], [2.0], [3.0]):
-        server = behave(reply(embeddings(vector)), "restarted.sock")
+        server = behave(reply(embeddings(vector)), *([name] if name else []))
         assert embed(session) == vector
-        server.close()
-
-
-def test_a_change_of_address_takes_effect_in_running_sessions(
-    behave: Callable[..., HostileServer], session: Connection
-) -> None:
-    behave(reply(embeddings([1.0])))
-    assert embed(session) == [1.0]
-    behave(reply(embeddings([2.0])))
-    assert embed(session) == [2.0]
+        if name:
+            server.close()
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,16 @@ def test_the_answer_has_the_records_with_their_scores_best_first(module_asker: C
     }
 
 
-def test_title_and_content_are_read_together(module_asker: Connection) -> None:
-    (record,) = rank(module_asker, "a b c", [{"id": "1", "title": "a", "content": "b"}])["records"]
-    assert record["score"] == pytest.approx(2 / 3)
+@pytest.mark.parametrize(
+    ("record", "ranked"),
+    [
+        ({"title": "a", "content": "b"}, {"title": "a", "content": "b", "score": pytest.approx(2 / 3)}),
+        ({"title": None, "content": "c"}, {"content": "c", "score": pytest.approx(1 / 3)}),
+    ],
+)
+def test_title_and_content_are_read_together(module_asker: Connection, record: Any, ranked: Any) -> None:
+    """And null is as if left out."""
+    assert rank(module_asker, "a b c", [{"id": "1", **record}])["records"] == [{"id": "1", **ranked}]
 
 
 @pytest.mark.parametrize(("n", "count"), [(1, 1), (2, 2), (5, 5), (6, 5), (200, 5), (2**31 - 1, 5), (None, 5)])
@@ -79,11 +86,6 @@ def test_an_answer_can_be_ranked_again(module_asker: Connection) -> None:
     assert again["records"][0] == {"id": "g", "title": "Green", "content": "grass", "score": 1.0}
 
 
-def test_null_title_or_content_is_as_if_left_out(module_asker: Connection) -> None:
-    (record,) = rank(module_asker, "red", [{"id": "1", "title": None, "content": "red"}])["records"]
-    assert record == {"id": "1", "content": "red", "score": 1.0}
-
-
 def test_equal_scores_and_equal_ids_keep_their_order(module_asker: Connection) -> None:
     records = [{"id": "same", "content": f"red {n}"} for n in range(50)]
     assert [r["content"] for r in rank(module_asker, "red", records)["records"]] == [r["content"] for r in records]
@@ -112,12 +114,8 @@ def test_rows(module_asker: Connection) -> None:
     cursor = module_asker.execute(
         "SELECT * FROM ml_rank_rows('red blue', ARRAY['a', 'b', 'c'], ARRAY['green', 'red', 'blue red'])"
     )
-    assert cursor.description is not None
-    assert [(c.name, c.type_display) for c in cursor.description] == [
-        ("rank", "int4"),
-        ("id", "text"),
-        ("score", "float8"),
-    ]
+    types = [(c.name, c.type_display) for c in cursor.description or []]
+    assert types == [("rank", "int4"), ("id", "text"), ("score", "float8")]
     assert cursor.fetchall() == [(1, "c", 1.0), (2, "b", 0.5), (3, "a", 0.0)]
     # the bounds of an array do not matter
     assert rows(module_asker, "red", "[0:1]={a,b}", "[5:6]={x,red}", {"top_n": 1}) == [(1, "b", 1.0)]
@@ -206,21 +204,12 @@ def test_numbers_too_large_and_nul_escapes(module_asker: Connection) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"topn": 1},
-        {"model": ""},
-        {"model": 7},
-        {"ignore_record_details_in_response": 1},
-        {"ignore_record_details_in_response": "true"},
-        {"language": 7},
-        {"model": "no-such-model"},
-        {"model": "fake-embed"},
-        {"model": "fake-generate"},
-        [],
-        "fake-rerank",
-        7,
+        {"topn": 1}, {"language": 7}, [], "fake-rerank", 7,
+        *({"model": bad} for bad in ("", 7, "no-such-model", "fake-embed", "fake-generate")),
+        *({"ignore_record_details_in_response": bad} for bad in (1, "true")),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_bad_options(module_asker: Connection, options: Any) -> None:
     with error("22023"):
         rank(module_asker, "q", RECORDS, options)
@@ -284,12 +273,9 @@ def test_hybrid_ranks_where_the_default_models_files_are_missing(owner: Connecti
         assert "ml-rag models pull ms-marco-minilm-l6-v2" in caught.hint
 
 
-def test_hybrid_as_the_default_model(owner: Connection, asker: Connection) -> None:
+def test_the_default_model_is_a_setting(owner: Connection, asker: Connection) -> None:
     owner.execute("SELECT ml_rag.configure('rerank_model_id', 'hybrid')")
     assert rank(asker, "red blue", RECORDS)["model"] == "hybrid"
-
-
-def test_a_default_model_that_nobody_knows_is_an_error(owner: Connection, asker: Connection) -> None:
     owner.execute("SELECT ml_rag.configure('rerank_model_id', 'no-such-model')")
     with error("22023", "no-such-model"):
         rank(asker, "q", RECORDS)

@@ -48,10 +48,7 @@ def test_best_first_and_equals_in_the_order_they_came_in(module_asker: Connectio
 def test_min_score_keeps_what_reaches_it(module_asker: Connection, least: float | None, kept: list[int]) -> None:
     found = rerank(module_asker, "red blue", ["green", "red", "blue red", "blue"], {"min_score": least})
     assert [row[0] for row in found] == kept
-
-
-def test_no_hit_reaches_min_score(module_asker: Connection) -> None:
-    assert rerank(module_asker, "red", ["green"], {"min_score": 0.1}) == []
+    assert (rerank(module_asker, "red", ["green"], {"min_score": least}) == []) == bool(least)
 
 
 @pytest.mark.parametrize("texts", [None, []])
@@ -259,55 +256,31 @@ def test_nothing_scores_high_enough(owner: Connection, asker: Connection) -> Non
 @pytest.mark.parametrize(
     "rerank_options",
     [
-        {"candidates": 0},
-        {"candidates": 1001},
-        {"candidates": 1.5},
-        {"candidates": "50"},
-        {"min_score": -0.01},
-        {"min_score": 1.01},
-        {"min_score": "auto"},
-        {"model_id": ""},
-        {"model_id": 7},
-        {"model": "fake-rerank"},
-        [],
-        "fake-rerank",
-        True,
+        *({"candidates": bad} for bad in (0, 1001, 1.5, "50")),
+        *({"min_score": bad} for bad in (-0.01, 1.01, "auto")),
+        *({"model_id": bad} for bad in ("", 7)),
+        {"model": "fake-rerank"}, [], "fake-rerank", True,
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_bad_options(module_asker: Connection, rerank_options: Any) -> None:
     with error("22023"):
         search(module_asker, "q", {"rerank": rerank_options})
 
 
-@pytest.mark.parametrize(
-    "rerank_options",
-    [
-        {"candidates": 1},
-        {"candidates": 1000},
-        {"min_score": 0},
-        {"min_score": 1},
-        {"model_id": "fake-rerank"},
-        {"candidates": None, "min_score": None, "model_id": None},
-    ],
-    ids=str,
-)
-def test_options_at_their_limits(owner: Connection, asker: Connection, rerank_options: Any) -> None:
-    create_texts(owner, ["red"])
-    assert len(search(asker, "red", {"rerank": rerank_options})) == 1
-
-
-def test_null_is_no_reranking(owner: Connection, asker: Connection) -> None:
+def test_options_at_their_limits(owner: Connection, asker: Connection) -> None:
+    """In a read-only transaction too."""
     create_texts(owner)
+    asker.execute("SET default_transaction_read_only = on")
+    for options in (
+        {}, *({"candidates": n} for n in (1, 1000)), *({"min_score": score} for score in (0, 1)),
+        {"model_id": "fake-rerank"}, {"candidates": None, "min_score": None, "model_id": None},
+    ):  # fmt: skip
+        assert len(search(asker, "red", {"rerank": options})) == 3, options
+    # null is no reranking
     rows = search(asker, "red blue", {"rerank": None})
     assert rows == search(asker, "red blue")
     assert [row[10] for row in rows] == [None] * 3
-
-
-def test_works_in_a_read_only_transaction(owner: Connection, asker: Connection) -> None:
-    create_texts(owner)
-    asker.execute("SET default_transaction_read_only = on")
-    assert len(search(asker, "red", {"rerank": {}})) == 3
 
 
 def test_the_table_routine_takes_it_too(owner: Connection) -> None:
