@@ -1,13 +1,60 @@
-"""The search_path under which programs that connect to the database run their statements.
+"""What the owner of a database can set for the sessions of others there, and programs that connect do not follow.
 
-In any other schema of a path, whoever may create there can have an operator or a function that fits better than that of
-pg_catalog, and that runs with the rights of the connection's role. Names that a user gives without a schema are looked
-up before.
+In any schema of a search_path but pg_catalog, whoever may create there can have an operator or a function that fits
+better than that of pg_catalog, and that runs with the rights of the connection's role. Names that a user gives without
+a schema are looked up before.
 """
 
 from __future__ import annotations
+
+import re
+from typing import Any
+
+import psycopg
+
+from ml_rag.errors import MlRagError
 
 #: of a session that no pooler shares
 PIN = "SET search_path = pg_catalog, pg_temp"
 #: of a transaction
 PIN_TRANSACTION = "SET LOCAL search_path = pg_catalog, pg_temp"
+
+#: the role that the session of a superuser has, where neither is it one of a superuser's nor was it set for that
+#: superuser; as the setting of a database can be gone by now, it is not looked at
+_BORROWED = """
+SELECT c.rolname FROM pg_roles AS s JOIN pg_roles AS c ON c.rolname = current_user AND NOT c.rolsuper
+WHERE s.rolname = session_user AND s.rolsuper AND NOT EXISTS (
+  SELECT FROM pg_db_role_setting AS d WHERE d.setrole = s.oid AND 'role=' || c.rolname = ANY (d.setconfig))
+"""
+
+
+class BorrowedRole(MlRagError):
+    """A superuser's session has the role of somebody else, whose code could take the superuser's rights."""
+
+    sqlstate = "42501"
+
+
+def refuse_borrowed_role(connection: psycopg.Connection[Any]) -> None:
+    """Raises BorrowedRole. The search_path must be one of those above."""
+    if not _is_chosen(connection.info):
+        _refuse(connection.execute(_BORROWED).rowcount)
+
+
+async def refuse_borrowed_role_async(connection: psycopg.AsyncConnection[Any]) -> None:
+    """The same."""
+    if not _is_chosen(connection.info):
+        _refuse((await connection.execute(_BORROWED)).rowcount)
+
+
+def _is_chosen(info: psycopg.ConnectionInfo) -> bool:
+    """Whether the program was told which role to have."""
+    return re.search(r"(^|\s)-(c\s*|-)role\s*=", info.get_parameters().get("options", "")) is not None
+
+
+def _refuse(found: int) -> None:
+    if found:
+        raise BorrowedRole(
+            "the session of a superuser has another role here",
+            detail="The owner of the database can set it (ALTER DATABASE … SET role), and run code that leaves it.",
+            hint="Connect as that role, or name it: options='-c role=…'. Or ALTER DATABASE … RESET role.",
+        )

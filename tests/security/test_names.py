@@ -16,9 +16,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from support.cluster import Cluster, Database
+from ml_rag.integrations.database import Database as Application
+from ml_rag.search_path import BorrowedRole
+from support.cluster import Cluster, Connection, Database
 from support.extension import MADE_UP, install, update
 from support.planted_names import configure, planted, ran
 
@@ -162,3 +165,49 @@ def test_no_command_runs_what_others_made(owned: Database, model_server: str, tm
     assert not failed, "\n".join(failed)
     assert admin.execute("SELECT pending FROM ml_rag.vectorizer").fetchall() == [(0,)]
     assert admin.execute("SELECT count(*) FROM own.notes").fetchone() == (1,)
+
+
+def test_no_command_of_a_superuser_has_the_role_that_the_owner_of_a_database_has_set(
+    db: Database, owner: Connection, tmp_path: Path
+) -> None:
+    """What it runs could leave that role: the superuser's rights would be the owner's."""
+    role, database = sql.Identifier(db.role("tenant")), sql.Identifier(db.name)
+    (former,) = owner.execute(
+        "SELECT pg_get_userbyid(d.datdba) FROM pg_database AS d WHERE d.datname = current_database()"
+    ).fetchone() or ("",)
+    owner.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(database, role))
+    owner.execute(sql.SQL("CREATE SCHEMA theirs AUTHORIZATION {}").format(role))
+    tenant = db.connect("tenant")
+    tenant.execute(
+        "CREATE TABLE theirs.items (id integer PRIMARY KEY, name text); INSERT INTO theirs.items VALUES (1, 'lamp');"
+        "CREATE TABLE theirs.ran (who name); GRANT INSERT ON theirs.ran TO PUBLIC;"
+        "CREATE FUNCTION theirs.spy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " SET ROLE NONE; INSERT INTO theirs.ran VALUES (current_user); RETURN NEW; END $$;"
+        "CREATE TRIGGER spy BEFORE UPDATE ON theirs.items FOR EACH ROW EXECUTE FUNCTION theirs.spy()"
+    )
+    tenant.execute("SELECT ml_rag.create_vectorizer('theirs.items', '{\"columns\": \"name\"}')")
+    dsn = make_conninfo(db.dsn, dbname=db.name)
+
+    def run(*words: str, options: str = "") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "ml_rag.cli", *words, "--dsn", f"{dsn} options='{options}'"]
+        return subprocess.run(command, input="", capture_output=True, text=True, timeout=60)
+
+    (tmp_path / "corpus.jsonl").write_text(json.dumps({"_id": "d", "title": "", "text": "apples"}))
+    (tmp_path / "questions.jsonl").write_text(json.dumps({"_id": "q", "text": "apples"}))
+    (tmp_path / "qrels.tsv").write_text("q\td\t1\n")
+    try:
+        tenant.execute(sql.SQL("ALTER DATABASE {} SET role = {}").format(database, sql.Literal(db.role("tenant"))))
+        for words in (["worker", "--once"], ["doctor"], ["mcp"], ["eval", str(tmp_path)]):
+            done = run(*words)
+            assert done.returncode, (words, done)
+            assert "has another role here" in done.stdout + done.stderr, (words, done)
+        with pytest.raises(BorrowedRole):
+            Application(dsn, name="test")
+        assert owner.execute("TABLE theirs.ran").fetchall() == []
+        # a role that the caller names is the caller's choice
+        assert run("worker", "--once", options=f"-c role={db.role('tenant')}").returncode == 0
+        assert owner.execute("SELECT count(segment_embedding) FROM theirs.items").fetchone() == (1,)
+    finally:
+        owner.execute(sql.SQL("ALTER DATABASE {} RESET role").format(database))
+        owner.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(database, sql.Identifier(former)))
+        owner.execute("DROP SCHEMA theirs CASCADE")

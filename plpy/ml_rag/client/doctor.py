@@ -28,7 +28,7 @@ from ml_rag import __version__
 from ml_rag.client.dsn import dsn_option
 from ml_rag.errors import MlRagError, from_json
 from ml_rag.protocol import request_address
-from ml_rag.search_path import PIN, PIN_TRANSACTION
+from ml_rag.search_path import PIN, PIN_TRANSACTION, refuse_borrowed_role
 from ml_rag.terminal import printable_lines
 
 SUPPORTED_POSTGRESQL = (15, 18)
@@ -580,6 +580,8 @@ def diagnose(dsn: str) -> Iterator[Finding]:
 
     def connect() -> str:
         connections.append(psycopg.connect(dsn, autocommit=True, connect_timeout=5))
+        connections[0].execute(PIN)
+        refuse_borrowed_role(connections[0])
         return "reached"
 
     connected = run("database", connect)
@@ -587,7 +589,6 @@ def diagnose(dsn: str) -> Iterator[Finding]:
     if not connected.ok:
         return
     with connections[0] as connection:
-        connection.execute(PIN)
         findings = list(check_extension(connection))
         yield from findings
         if not all(finding.ok for finding in findings):

@@ -20,7 +20,7 @@ from psycopg.types.json import Jsonb
 
 from ml_rag import files
 from ml_rag.client.datasets import Dataset, Question
-from ml_rag.search_path import PIN
+from ml_rag.search_path import PIN, refuse_borrowed_role
 
 #: told how much of the work is done: (done, of)
 Progress = Callable[[int, int], None]
@@ -65,6 +65,7 @@ def connect(dsn: str) -> psycopg.Connection[Any]:
     """An autocommit connection."""
     connection = psycopg.connect(dsn, autocommit=True, application_name="ml-rag eval")
     connection.execute(PIN)
+    refuse_borrowed_role(connection)
     connection.execute("SELECT set_config('ml_rag.progress_seconds', '0.5', false)")
     return connection
 

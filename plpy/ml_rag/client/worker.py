@@ -18,7 +18,7 @@ from psycopg.types.json import Jsonb
 from rich.console import Console
 
 from ml_rag.client.dsn import dsn_option
-from ml_rag.search_path import PIN
+from ml_rag.search_path import PIN, refuse_borrowed_role
 from ml_rag.terminal import printable
 from ml_rag.work import Task, Work
 
@@ -96,6 +96,7 @@ class Worker:
     def connect(self) -> psycopg.Connection[Any]:
         connection = psycopg.connect(self.dsn, autocommit=True, application_name="ml-rag worker")
         connection.execute(PIN)
+        refuse_borrowed_role(connection)
         connection.execute("LISTEN ml_rag_vectorizer")
         return connection
 

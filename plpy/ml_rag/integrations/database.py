@@ -20,7 +20,7 @@ from psycopg.types.json import Jsonb, set_json_loads
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout, TooManyRequests
 
 from ml_rag.errors import MlRagError
-from ml_rag.search_path import PIN_TRANSACTION
+from ml_rag.search_path import PIN_TRANSACTION, refuse_borrowed_role, refuse_borrowed_role_async
 
 #: the SQLSTATE of a search that has found nothing, and its message where there was nothing to search
 NOTHING_FOUND = "P0002"
@@ -178,6 +178,9 @@ class Database:
         def configure(connection: psycopg.Connection[Any]) -> None:
             connection.read_only = read_only
             set_json_loads(_read_json, connection)
+            with connection.transaction():
+                connection.execute(PIN_TRANSACTION)
+                refuse_borrowed_role(connection)
 
         self._pool = ConnectionPool(
             dsn,
@@ -191,6 +194,7 @@ class Database:
         # the error of a wrong DSN is its own, and not that the pool had no connection in time
         with psycopg.connect(dsn, **_settings(name)) as connection:
             connection.execute(PIN_TRANSACTION)
+            refuse_borrowed_role(connection)
             self.schemas = Schemas.of(connection.execute(_SCHEMAS).fetchall())
         self._pool.open()
 
@@ -232,6 +236,9 @@ class Reader:
         async def configure(connection: psycopg.AsyncConnection[Any]) -> None:
             await connection.set_read_only(True)
             set_json_loads(_read_json, connection)
+            async with connection.transaction():
+                await connection.execute(PIN_TRANSACTION)
+                await refuse_borrowed_role_async(connection)
 
         self._connect = dsn, _settings(name)
         self._connections, self._used = connections, 0
@@ -253,6 +260,7 @@ class Reader:
         dsn, settings = self._connect
         async with await psycopg.AsyncConnection.connect(dsn, **settings) as connection:
             await connection.execute(PIN_TRANSACTION)
+            await refuse_borrowed_role_async(connection)
             cursor = await connection.execute(_SCHEMAS)
             self.schemas = Schemas.of(await cursor.fetchall())
         async with self._pool:

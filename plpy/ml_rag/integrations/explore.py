@@ -34,7 +34,7 @@ from ml_rag.integrations.database import PRESETS, Query, Reader, asked, keys_of,
 from ml_rag.integrations.fields import OPTIONS, Field, Wrong, fields, joined, parsed, split
 from ml_rag.integrations.journey import Journey, key, look, moves, retrieve, write
 from ml_rag.integrations.waiting import waited_for
-from ml_rag.search_path import PIN_TRANSACTION
+from ml_rag.search_path import PIN_TRANSACTION, refuse_borrowed_role_async
 
 #: characters of a question
 QUESTION = 10_000
@@ -469,6 +469,7 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         try:
             async with await psycopg.AsyncConnection.connect(dsn, application_name="ml-rag explore") as connection:
                 await connection.execute(PIN_TRANSACTION)
+                await refuse_borrowed_role_async(connection)
                 await connection.execute(_UNMARK.format(table), parameters)
                 if form["mark"] != "none":
                     await connection.execute(_MARK.format(table), parameters)
@@ -510,6 +511,7 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
             try:
                 async with await psycopg.AsyncConnection.connect(dsn, application_name="ml-rag explore") as connection:
                     await connection.execute(PIN_TRANSACTION)
+                    await refuse_borrowed_role_async(connection)
                     row = await (await connection.execute(_LOAD, parameters)).fetchone()
             except psycopg.Error as error:
                 return {"error": worded(error)}
