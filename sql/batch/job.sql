@@ -247,6 +247,7 @@ BEGIN
   RETURN _job || jsonb_build_object(
     'routine', routine, 'options', _options, 'model', _model, 'batch_size', _batch -> 'batch_size',
     'relation', ml_rag._full_name(_output),
+    'names', jsonb_build_object(_in.relation, _input::oid::text, _out.relation, _output::oid::text),
     'count', concat('SELECT count(*) ', _missing),
     -- a batch of them, after a key
     'read', format('SELECT json_agg(r ORDER BY r.place) FROM (SELECT ARRAY[%s]::text[]::text AS key, '

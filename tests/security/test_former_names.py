@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import psycopg
 import pytest
 
 from support.cluster import Connection, Database
 from support.exchange import exchange
+from support.processes import Background, wait_until
 from support.stores import as_text, create_store, fake_embedding
 from support.vectorizers import create
 
@@ -139,3 +141,52 @@ def test_what_takes_the_name_of_a_table_that_is_waited_for_runs_no_code(
     caller.add_notice_handler(lambda d: said.append(d.message_primary or ""))
     exchange(owner, case.table, case.plant, holder, queue, attacker, lambda: caller.execute(case.call.encode()))
     assert not any("ran as" in message for message in said), said
+
+
+def test_what_takes_the_name_of_a_table_between_two_batches_runs_no_code(db: Database, owner: Connection) -> None:
+    """The owner renames the table of a call that runs; the statements of its next batches have the name only."""
+    owner.execute(
+        "GRANT CREATE ON SCHEMA public TO PUBLIC;"
+        "CREATE TABLE items (id integer PRIMARY KEY, name text);"
+        "INSERT INTO items SELECT i, 'x' FROM generate_series(1, 3) AS i;"
+        "CREATE TABLE results (id integer PRIMARY KEY);"
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM pg_advisory_xact_lock_shared(42); RETURN NEW; END $$;"
+        "CREATE TRIGGER slow BEFORE INSERT ON results FOR EACH ROW EXECUTE FUNCTION slow()"
+    )
+    caller, gate, attacker = db.connect(), db.connect(), db.connect("tenant")
+    attacker.execute(
+        "CREATE FUNCTION evil() RETURNS boolean LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN true; END $$"
+    )
+    said: list[str] = []
+    caller.add_notice_handler(lambda d: said.append(d.message_primary or ""))
+
+    def waiting(of: str) -> bool:
+        (n,) = gate.execute("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = %s", (of,)).fetchone() or ()
+        return bool(n)
+
+    gate.execute("SELECT pg_advisory_lock(42)")
+    call = Background(
+        lambda: caller.execute("CALL ml_embed_table('public.items.name', 'public.results.v', '{\"batch_size\": 1}')")
+    )
+    wait_until(lambda: waiting("advisory") or call.ended)
+    renaming = Background(lambda: owner.execute("ALTER TABLE items RENAME TO former"))
+    wait_until(lambda: waiting("relation") or renaming.ended)
+
+    def plant() -> None:
+        renaming.result()
+        attacker.execute(
+            "CREATE VIEW items AS SELECT i AS id, 'planted'::text AS name FROM generate_series(1, 9) AS i WHERE evil();"
+            "GRANT SELECT ON items TO PUBLIC"
+        )
+
+    planting = Background(plant)
+    if renaming.ended:
+        planting.result()
+    gate.execute("SELECT pg_advisory_unlock(42)")
+    planting.result()
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        call.result()
+    assert not any("ran as" in message for message in said), said
+    assert owner.execute("SELECT count(*) FROM results WHERE v IS NOT NULL").fetchone() == (1,)

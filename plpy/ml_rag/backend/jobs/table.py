@@ -7,12 +7,18 @@ import re
 from typing import Any
 
 from ml_rag.backend import calls, embed
-from ml_rag.backend.jobs.loop import Batch, Derived, Session, Statement, Steps, function, run
+from ml_rag.backend.jobs.loop import Batch, Derived, Session, Statement, Steps, call, function, run
 from ml_rag.errors import MlRagError
 
 _PHASES = {"ml_rag_table": "answering", "ml_generate_table": "generating", "ml_embed_table": "embedding"}
 #: SQLSTATEs of what each row would get: a statement is cancelled once, so that rows tried after that would go on and on
 _OF_ALL = ("57014", "08006")
+
+
+class Renamed(MlRagError):
+    """Another relation has the name of a table of the call."""
+
+    sqlstate = "42P01"
 
 
 class Table(Derived):
@@ -42,6 +48,19 @@ class Table(Derived):
         self.relation = self._job["relation"]
         self.tell("counting rows")
         self.total = yield from run(self._job["count"])
+
+    def enter(self, step: str) -> Steps[None]:
+        # the statements have names, and whoever may create in a schema could put a view where a table was
+        names = self._job["names"]
+        yield from call("_hold(oid[])", f"{{{','.join(names.values())}}}")
+        for name, oid in names.items():
+            found = yield from run("SELECT to_json(to_regclass($1 ->> 'name')::oid::text)", name=name)
+            if found != oid:
+                raise Renamed(
+                    f"table {name} does not exist any more",
+                    detail="It was renamed or dropped during the call; another relation has its name.",
+                    hint="Results that were written stay: the next call goes on where this one ended.",
+                )
 
     def read(self) -> Steps[Batch | None]:
         if self._is_last:
