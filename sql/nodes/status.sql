@@ -10,6 +10,8 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS 
 -- Reads: the stores and node groups, as the caller
 DECLARE
   _one record;
+  -- as in ml_rag._vectorizers
+  _former_wait text := ml_rag._limit_wait(1000);
 BEGIN
   FOR _one IN
     SELECT s.oid AS store, s.relowner, g.name, g.relation, g.options
@@ -43,6 +45,7 @@ BEGIN
     END;
     RETURN NEXT;
   END LOOP;
+  PERFORM set_config('lock_timeout', _former_wait, true);
 END
 $$;
 

@@ -12,6 +12,8 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 10 SET search_path FROM CURRENT
 DECLARE
   _one record;
   _read oid[];
+  -- a table that somebody holds is not to keep the others out of sight, and the worker from them
+  _former_wait text := ml_rag._limit_wait(1000);
 BEGIN
   FOR _one IN
     SELECT c.oid, c.reltuples FROM pg_class AS c
@@ -46,6 +48,7 @@ BEGIN
     END;
     RETURN NEXT;
   END LOOP;
+  PERFORM set_config('lock_timeout', _former_wait, true);
 END
 $$;
 

@@ -121,6 +121,21 @@ def test_a_table_that_fails_is_tried_again_and_holds_up_no_other(
     assert_in_step(items)
 
 
+def test_a_table_that_somebody_locks_holds_up_no_other(db: Database, items: Connection) -> None:
+    """Whoever may write to a table can lock it for as long as they like."""
+    items.execute(ITEMS.replace("items", "later"))
+    create(items, "later")
+    items.execute(f"GRANT UPDATE ON items TO {db.role('tenant')}; INSERT INTO later VALUES (1, 'x', 'y')")
+    holder = db.connect("tenant")
+    holder.execute("BEGIN; LOCK TABLE items IN ACCESS EXCLUSIVE MODE")
+    found = items.execute("SELECT relation::text, pending, reason FROM ml_rag.vectorizer ORDER BY 1").fetchall()
+    assert found == [("items", None, "canceling statement due to lock timeout"), ("later", 1, None)]
+    assert items.execute("SHOW lock_timeout").fetchone() == ("0",)
+    with worker(db, "--idle", "0.2"):
+        wait_until(lambda: items.execute("SELECT count(segment_embedding) FROM later").fetchone() == (1,))
+    holder.execute("ROLLBACK")
+
+
 def test_a_lost_connection_is_made_again(db: Database, items: Connection) -> None:
     with worker(db, "--idle", "3600") as process:
         wait_until(lambda: is_listening(items))
