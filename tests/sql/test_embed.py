@@ -103,20 +103,20 @@ NONSENSE: dict[str, Any] = {
     "too many dimensions": embeddings([0.5] * 16001),
     "deep": b"[" * 100_000,
     "long number": b'{"data": ' + b"9" * 5000 + b"}",
-    # numbers that only pgvector can refuse
-    **{
-        vector: {"data": [{"index": 0, "embedding": vector}]}
-        for vector in ("[1.2.3]", "[1,,2]", "[1,]", "1[]", "[0.5,3.5e38]")
-    },
+}
+#: numbers that only pgvector can refuse
+REFUSED = {
+    vector: {"data": [{"index": 0, "embedding": vector}]}
+    for vector in ("[1.2.3]", "[1,,2]", "[1,]", "1[]", "[0.5,3.5e38]")
 }
 
 
-@pytest.mark.parametrize("body", NONSENSE.values(), ids=NONSENSE.keys())
+@pytest.mark.parametrize("name", NONSENSE | REFUSED)
 def test_nonsense_is_an_error_of_the_model(
-    behave: Callable[..., HostileServer], session: Connection, body: Any
+    behave: Callable[..., HostileServer], session: Connection, name: str
 ) -> None:
-    server = behave(reply(body))
-    with error("38000") as caught:
+    server = behave(reply((NONSENSE | REFUSED)[name]))
+    with error("38000", *(["unexpected reply"] if name in REFUSED else [])) as caught:
         embed(session)
     assert "internal error" not in caught.message, caught.detail
     # the session goes on with a server that has come to its senses

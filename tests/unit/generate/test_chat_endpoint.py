@@ -100,6 +100,7 @@ def test_official_client_sees_errors_as_its_own(client, error, code, fields):
     with pytest.raises(error) as caught:
         client.chat.completions.create(**{"model": "fake-generate", "messages": QUESTION, **fields})
     assert caught.value.code == code
+    assert caught.value.status_code <= 500
     assert "temperature" not in fields or "temperature" in str(caught.value)
 
 
