@@ -204,7 +204,7 @@ def _filters(dsn: str) -> list[Figure]:
                     ),
                 },
                 rounds=50,
-                warmup=5,
+                warmup=QUESTIONS,
                 block=5,
             )
         )
