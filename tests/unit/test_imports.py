@@ -15,6 +15,7 @@ PLPY = Path(__file__).resolve().parents[2] / "plpy"
 
 #: package, or module of the root -> the others that it may import; whoever is not named here may import nothing of ours
 MAY_IMPORT = {
+    "search_path": {"errors"},
     "shortage": {"errors"},
     "archives": {"errors"},
     "zstd": {"archives"},
