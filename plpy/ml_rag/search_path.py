@@ -1,8 +1,10 @@
-"""What the owner of a database can set for the sessions of others there, and programs that connect do not follow.
+"""Guards against settings that the owner of a database can make for the sessions of others.
 
-In any schema of a search_path but pg_catalog, whoever may create there can have an operator or a function that fits
-better than that of pg_catalog, and that runs with the rights of the connection's role. Names that a user gives without
-a schema are looked up before.
+search_path: a role that can create in one of its schemas can add an operator or a function that fits better than that
+of pg_catalog, and that runs with the rights of the connection's role. Names that a user gives without a schema are
+looked up before it is set.
+
+role: code of that role can leave it again, and has the rights of a superuser if the session is a superuser's.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ PIN = "SET search_path = pg_catalog, pg_temp"
 #: of a transaction
 PIN_TRANSACTION = "SET LOCAL search_path = pg_catalog, pg_temp"
 
-#: the role that the session of a superuser has, where neither is it one of a superuser's nor was it set for that
-#: superuser; as the setting of a database can be gone by now, it is not looked at
+#: The role of a superuser's session, if it is not a superuser and was not set for that superuser. The setting of the
+#: database does not count: its owner can reset it at once.
 _BORROWED = """
 SELECT c.rolname FROM pg_roles AS s JOIN pg_roles AS c ON c.rolname = current_user AND NOT c.rolsuper
 WHERE s.rolname = session_user AND s.rolsuper AND NOT EXISTS (

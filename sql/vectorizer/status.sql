@@ -12,7 +12,7 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 10 SET search_path FROM CURRENT
 DECLARE
   _one record;
   _read oid[];
-  -- a table that somebody holds is not to keep the others out of sight, and the worker from them
+  -- A lock on one table must not hide the others.
   _former_wait text := ml_rag._limit_wait(1000);
 BEGIN
   FOR _one IN

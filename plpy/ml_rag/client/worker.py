@@ -97,7 +97,7 @@ class Worker:
         connection = psycopg.connect(self.dsn, autocommit=True, application_name="ml-rag worker")
         connection.execute(PIN)
         refuse_borrowed_role(connection)
-        # whoever can lock one table is not to keep the worker from the others
+        # A lock on one table must not keep the worker from the others.
         connection.execute(
             "SELECT set_config('lock_timeout', '30s', false) WHERE current_setting('lock_timeout') = '0'"
         )

@@ -160,7 +160,7 @@ class _Child(Child):
         return self._reply(go_on)
 
     def _reply(self, go_on: Callable[[], None]) -> dict[str, Any]:
-        """The next message. Raises ``Useless`` for what is no JSON object: a document can have taken it over."""
+        """The next message. Raises ``Useless`` if it is not a JSON object: a document can have taken over the child."""
         try:
             reply = orjson.loads(self.message(go_on))
         except ValueError:

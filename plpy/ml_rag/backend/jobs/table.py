@@ -16,7 +16,7 @@ _OF_ALL = ("57014", "08006")
 
 
 class Renamed(MlRagError):
-    """Another relation has the name of a table of the call."""
+    """A table of the call was renamed or dropped, and another relation has its name."""
 
     sqlstate = "42P01"
 
@@ -50,7 +50,7 @@ class Table(Derived):
         self.total = yield from run(self._job["count"])
 
     def enter(self, step: str) -> Steps[None]:
-        # the statements have names, and whoever may create in a schema could put a view where a table was
+        # The statements refer to tables by name: if one is renamed, another role can create a view of its name.
         names = self._job["names"]
         yield from call("_hold(oid[])", f"{{{','.join(names.values())}}}")
         for name, oid in names.items():
@@ -59,7 +59,7 @@ class Table(Derived):
                 raise Renamed(
                     f"table {name} does not exist any more",
                     detail="It was renamed or dropped during the call; another relation has its name.",
-                    hint="Results that were written stay: the next call goes on where this one ended.",
+                    hint="The results so far are kept, and the next call resumes after them.",
                 )
 
     def read(self) -> Steps[Batch | None]:
