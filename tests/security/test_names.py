@@ -16,11 +16,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from ml_rag.integrations.database import Database as Application
-from ml_rag.search_path import BorrowedRole
+from support.borrowed_role import role_set_by_the_owner
 from support.cluster import Cluster, Connection, Database
 from support.extension import MADE_UP, install, update
 from support.planted_names import configure, planted, ran
@@ -171,12 +169,7 @@ def test_no_command_of_a_superuser_has_the_role_that_the_owner_of_a_database_has
     db: Database, owner: Connection, tmp_path: Path
 ) -> None:
     """What it runs could leave that role: the superuser's rights would be the owner's."""
-    role, database = sql.Identifier(db.role("tenant")), sql.Identifier(db.name)
-    (former,) = owner.execute(
-        "SELECT pg_get_userbyid(d.datdba) FROM pg_database AS d WHERE d.datname = current_database()"
-    ).fetchone() or ("",)
-    owner.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(database, role))
-    owner.execute(sql.SQL("CREATE SCHEMA theirs AUTHORIZATION {}").format(role))
+    owner.execute(f"CREATE SCHEMA theirs AUTHORIZATION {db.role('tenant')}")
     tenant = db.connect("tenant")
     tenant.execute(
         "CREATE TABLE theirs.items (id integer PRIMARY KEY, name text); INSERT INTO theirs.items VALUES (1, 'lamp');"
@@ -190,24 +183,20 @@ def test_no_command_of_a_superuser_has_the_role_that_the_owner_of_a_database_has
 
     def run(*words: str, options: str = "") -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "ml_rag.cli", *words, "--dsn", f"{dsn} options='{options}'"]
-        return subprocess.run(command, input="", capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     (tmp_path / "corpus.jsonl").write_text(json.dumps({"_id": "d", "title": "", "text": "apples"}))
     (tmp_path / "questions.jsonl").write_text(json.dumps({"_id": "q", "text": "apples"}))
     (tmp_path / "qrels.tsv").write_text("q\td\t1\n")
     try:
-        tenant.execute(sql.SQL("ALTER DATABASE {} SET role = {}").format(database, sql.Literal(db.role("tenant"))))
-        for words in (["worker", "--once"], ["doctor"], ["mcp"], ["eval", str(tmp_path)]):
-            done = run(*words)
-            assert done.returncode, (words, done)
-            assert "has another role here" in done.stdout + done.stderr, (words, done)
-        with pytest.raises(BorrowedRole):
-            Application(dsn, name="test")
-        assert owner.execute("TABLE theirs.ran").fetchall() == []
-        # a role that the caller names is the caller's choice
-        assert run("worker", "--once", options=f"-c role={db.role('tenant')}").returncode == 0
-        assert owner.execute("SELECT count(segment_embedding) FROM theirs.items").fetchone() == (1,)
+        with role_set_by_the_owner(db, owner):
+            for words in (["worker", "--once"], ["doctor"], ["eval", str(tmp_path)]):
+                done = run(*words)
+                assert done.returncode, (words, done)
+                assert "has another role here" in done.stdout + done.stderr, (words, done)
+            assert owner.execute("TABLE theirs.ran").fetchall() == []
+            # a role that the caller names is the caller's choice
+            assert run("worker", "--once", options=f"-c role={db.role('tenant')}").returncode == 0
+            assert owner.execute("SELECT count(segment_embedding) FROM theirs.items").fetchone() == (1,)
     finally:
-        owner.execute(sql.SQL("ALTER DATABASE {} RESET role").format(database))
-        owner.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(database, sql.Identifier(former)))
         owner.execute("DROP SCHEMA theirs CASCADE")
