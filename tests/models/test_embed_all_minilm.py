@@ -246,6 +246,24 @@ def test_a_model_that_cannot_be_exported_runs_in_torch(
     assert len(engine.tokenizer().encode("word " * 1000).ids) == 1002
 
 
+def test_a_gpu_that_is_not_there_is_said(entry: ModelEntry, folder: Path) -> None:
+    with pytest.raises(ModelUnavailable, match="cannot run on cuda:99") as caught:
+        engine_module.load(entry.model_copy(update={"device": "cuda:99"}), folder)
+    assert "GPU" in str(caught.value.hint)
+
+
+def test_vectors_of_a_gpu_are_those_of_the_processor(entry: ModelEntry, folder: Path, original: Any) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+    engine = engine_module.load(entry.model_copy(update={"device": "cuda"}), folder)
+    assert isinstance(engine, engine_module.TorchEmbedder)
+    texts = TEXTS * 40
+    assert np.abs(engine.embed(texts, never) - original.encode(texts)).max() < 1e-5
+    engine.close()
+
+
 def test_a_cross_encoder_scores_between_0_and_1(entry: ModelEntry, folder: Path, tmp_path: Path) -> None:
     """A tiny one with random weights: no real cross-encoder comes by pip. Compared with the library's own answer."""
     import torch

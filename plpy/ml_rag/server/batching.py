@@ -39,7 +39,7 @@ BATCH_TEXTS = 32
 SMALL_TEXTS = 4
 SMALL_CHARACTERS = 8000
 #: what of a bulk request goes through at once, so the longest a query is held up: about 8 runs of 256 tokens, which is
-#: also the size at which onnxruntime is fastest on 2 cores
+#: also the size at which onnxruntime is fastest on 2 cores. An engine can have its own
 CHUNK_TEXTS = 64
 CHUNK_CHARACTERS = 8000
 #: the same after a query: others are likely to follow. It doubles with every chunk that no query came before. Not for
@@ -196,6 +196,7 @@ class EmbedBatcher:
         observe: Callable[[int], None] = lambda texts: None,
         *,
         chunk_texts: int = CHUNK_TEXTS,
+        chunk_characters: int = CHUNK_CHARACTERS,
         first_chunk_characters: int = FIRST_CHUNK_CHARACTERS,
     ) -> None:
         self._worker = worker
@@ -210,8 +211,8 @@ class EmbedBatcher:
         self._small: deque[_Request] = deque()
         self._bulk: deque[_Request] = deque()
         self._bulk_turn = False
-        self._first_chunk_characters = first_chunk_characters if bulk is None else CHUNK_CHARACTERS
-        self._chunk_characters = CHUNK_CHARACTERS
+        self._first_chunk_characters = first_chunk_characters if bulk is None else chunk_characters
+        self._most_chunk_characters = self._chunk_characters = chunk_characters
 
     def close(self) -> None:
         """End the thread that is not the model's own. What runs goes on to its end."""
@@ -295,7 +296,7 @@ class EmbedBatcher:
             if indexes and characters > self._chunk_characters:
                 break
             indexes.append(index)
-        self._chunk_characters = min(2 * self._chunk_characters, CHUNK_CHARACTERS)
+        self._chunk_characters = min(2 * self._chunk_characters, self._most_chunk_characters)
         return indexes
 
     @staticmethod

@@ -136,6 +136,8 @@ class ModelEntry(_Strict):
     loop_guard: bool = True
     #: llama-cpp: layers on the GPU, -1 = all
     gpu_layers: int = Field(default=0, ge=-1)
+    #: sentence-transformers: where the model runs, ``cpu``, ``cuda`` or ``cuda:1``; on a GPU torch runs embeddings too
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d{1,2})?)$")
     #: openai: address up to and including ``/v1``
     base_url: str | None = Field(default=None, pattern=r"^https?://")
     #: openai: environment variable, or file, that holds the key
@@ -174,6 +176,8 @@ class ModelEntry(_Strict):
                 raise ValueError(f"engine {self.engine} needs {name}")
         if self.task not in self.kind.tasks:
             raise ValueError(f"engine {self.engine} does not {self.task}")
+        if self.device != "cpu" and self.engine != "sentence-transformers":
+            raise ValueError("only models of the engine sentence-transformers have a device; llama-cpp has gpu_layers")
         if self.takes_images and (self.engine, self.task) != ("openai", "generate"):
             raise ValueError("only a generation model of the engine openai takes images")
         if self.kind.is_single_file and len(self.files) != 1 and not self._paths():

@@ -185,9 +185,8 @@ class Model:
         self.engine = engine
         if self.entry.task == "embed":
             observe = self.shared.metrics.batch_texts.labels(self.entry.id).observe
-            options: dict[str, int] = {}
-            if (chunk_texts := getattr(engine, "chunk_texts", None)) is not None:
-                options["chunk_texts"] = chunk_texts
+            own = {name: getattr(engine, name, None) for name in ("chunk_texts", "chunk_characters")}
+            options: dict[str, int] = {name: value for name, value in own.items() if value is not None}
             if self.entry.kind.is_remote:
                 options["first_chunk_characters"] = CHUNK_CHARACTERS
             self.batcher = EmbedBatcher(self.worker, engine, observe, **options)  # type: ignore[arg-type]

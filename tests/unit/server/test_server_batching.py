@@ -103,6 +103,16 @@ def test_a_query_waits_for_one_chunk_of_a_bulk_request_at_most() -> None:
     asyncio.run(main())
 
 
+def test_an_engine_can_take_more_of_a_bulk_request_at_once() -> None:
+    async def main() -> None:
+        engine = Engine()
+        batcher = EmbedBatcher(Worker("m", 100), engine, chunk_texts=100, chunk_characters=32_000)
+        await batcher.embed(["x" * 8000] * 10, never)
+        assert [len(batch) for batch in engine.batches] == [4, 4, 2]
+
+    asyncio.run(main())
+
+
 def test_queries_do_not_wait_for_a_bulk_request_where_the_engine_runs_both_at_once() -> None:
     async def main() -> None:
         gate = threading.Event()

@@ -50,6 +50,19 @@ def test_an_administrators_file_overrides_single_keys(tmp_path: Path) -> None:
     assert (entry.threads, entry.dimensions) == (3, 384)
 
 
+@pytest.mark.parametrize(
+    ("table", "detail"),
+    [
+        ('[models.all_minilm_l6_v2]\ndevice = "gpu"', "device"),
+        ('[models.smollm2-135m-instruct]\ndevice = "cuda"', "llama-cpp has gpu_layers"),
+    ],
+)
+def test_a_device_that_no_engine_has(tmp_path: Path, table: str, detail: str) -> None:
+    with pytest.raises(CatalogueError) as caught:
+        load_catalogue(write(tmp_path, table))
+    assert detail in f"{caught.value.message} {caught.value.detail}"
+
+
 def test_an_administrators_file_adds_models(tmp_path: Path) -> None:
     text = '[models.mine]\ntask="generate"\nengine="openai"\nbase_url="http://localhost:1/v1"\napi_key_file="key"'
     entry = load_catalogue(write(tmp_path, text)).get("mine")

@@ -175,7 +175,7 @@ def pull(
         with _shown(console, entry, folder) as report:
             try:
                 place = pull_model(entry, folder, report, force=force)
-                if entry.engine == "sentence-transformers" and entry.task == "embed":
+                if entry.engine == "sentence-transformers" and entry.task == "embed" and entry.device == "cpu":
                     from ml_rag.server.engines.sentence_transformers import prepare
 
                     report("exporting to ONNX, once")
