@@ -134,12 +134,20 @@ def test_a_slide_or_a_sheet_that_is_named_again_is_read_once() -> None:
     assert time.process_time() - began < 12
 
 
-def test_merged_keys_of_merged_keys_are_not_merged() -> None:
+@pytest.mark.parametrize("key", ["<<", "? <<\n ", "!!merge x", '!!merge "<<"', "!!mer%67e x"])
+def test_merged_keys_of_merged_keys_are_not_merged(key: str) -> None:
     """700 bytes took a minute of processor time."""
-    keys = "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 12))
+    keys = "".join(f"a{i}: &a{i} {{{key}: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 12))
     found = parse("a.md", f"---\na0: &a0 {{x: 1}}\nyear: 2024\n{keys}---\ntext".encode())
     assert found.metadata["year"] == "2024"
     assert [block.text for block in found.blocks] == ["text"]
+
+
+def test_two_angle_brackets_that_merge_nothing_are_read() -> None:
+    front = "title: A << B\nyear: 2024\nshift: {'<<': 1}\nlist: [a << b]\n"
+    assert parse("a.md", f"---\n{front}---\ntext".encode()).metadata == {
+        "title": "A << B", "year": 2024, "shift": {"<<": 1}, "list": ["a << b"],
+    }  # fmt: skip
 
 
 def test_an_entry_within_another_one_is_read_once() -> None:

@@ -66,9 +66,10 @@ def _front_matter(text: str) -> tuple[dict[str, Any], list[str]]:
     """The values by their keys, and the keys of those that are too long."""
     import yaml  # type: ignore[import-untyped]
 
+    # merged keys of merged keys have no bound: without its way to merge them, the loader refuses the tag of "<<"
+    loader = type("Loader", (yaml.SafeLoader,), {"flatten_mapping": lambda *_: None})
     try:
-        # merged keys of merged keys have no bound
-        found = yaml.safe_load(text) if len(text) <= _MAX_FRONT_MATTER and "<<" not in text else None
+        found = loader(text).get_single_data() if len(text) <= _MAX_FRONT_MATTER else None
     except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError):
         found = None
     if not isinstance(found, dict):
