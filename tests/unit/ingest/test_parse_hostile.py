@@ -150,6 +150,26 @@ def test_two_angle_brackets_that_merge_nothing_are_read() -> None:
     }  # fmt: skip
 
 
+def test_what_repeated_cells_and_rows_add_is_bounded() -> None:
+    """500 bytes took a minute of processor time."""
+    table = (
+        '<table:table><table:table-row table:number-rows-repeated="{}"><table:table-cell '
+        'table:number-columns-repeated="500"><text:p>12345</text:p></table:table-cell></table:table-row></table:table>'
+    )
+    for kind in ("spreadsheet", "text"):
+        most = odt(table.format(1000) + table.format(1000), kind)  # 500 cells of 8 characters each
+        assert sum(block.text.count("12345") for block in parse("a", most).blocks) == 1_000_000
+        with pytest.raises(DocumentError, match="unpacks to too much") as caught:
+            parse("a", odt(table.format(1000) * 2 + table.format(2), kind))
+        assert caught.value.detail == "its repeated cells and rows add more than 8000000 characters"
+    row = (
+        '<table:table-row><table:table-cell table:number-columns-repeated="500"/>'
+        "<table:table-cell><text:p>1</text:p></table:table-cell></table:table-row>"
+    )
+    with pytest.raises(DocumentError, match="unpacks to too much"):
+        parse("a", odt(f"<table:table>{row * 6000}</table:table>", "spreadsheet"))
+
+
 def test_an_entry_within_another_one_is_read_once() -> None:
     """The text of the innermost one was that of each around it: 30 kB became 10 MB."""
     feed = f"<rss><channel>{'<item><x>' * 900}<description>deep</description>{'</x></item>' * 900}</channel></rss>"

@@ -5,10 +5,13 @@ from __future__ import annotations
 import posixpath
 import zipfile
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
 from ml_rag import abc
+from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats.archive import open_zip, parse_xml
 from ml_rag.ingest.formats.common import (
     MAX_COLUMNS,
@@ -38,8 +41,26 @@ _HREF = "{http://www.w3.org/1999/xlink}href"
 _SKIPPED = {f"{_OFFICE}annotation", f"{_TEXT}tracked-changes", f"{_TEXT}ruby-text", f"{_TEXT}sequence-decls"}
 _VALUES = ("string-value", "date-value", "time-value", "boolean-value", "value")
 _MAX_DEPTH = 100
-#: a repeated cell or row with text in it is written out at most so often
+#: a repeated row with text in it is written out at most so often
 _MAX_REPEAT = 1000
+#: characters that the repeated cells and rows of a document may add: 500 bytes made a hundred million cells
+_MAX_REPEATED = 8_000_000
+
+
+@dataclass(slots=True)
+class _Repeats:
+    """What the repeated cells and rows of a document have added."""
+
+    characters: int = 0
+
+    def add(self, characters: int) -> None:
+        self.characters += characters
+        if self.characters > _MAX_REPEATED:
+            raise DocumentError(
+                "document unpacks to too much data",
+                detail=f"its repeated cells and rows add more than {_MAX_REPEATED} characters",
+                hint="Split the document.",
+            )
 
 
 def parse_odf(_name: str, content: bytes, request: Request) -> abc.Document:
@@ -58,15 +79,17 @@ def parse_odf(_name: str, content: bytes, request: Request) -> abc.Document:
             raise damaged("OpenDocument without a body")
         if request.pictures is not None and part.tag != f"{_OFFICE}spreadsheet":
             _mark(part, archive, request.pictures)
+    repeats = _Repeats()
     blocks = _plain if request.pictures is None else request.pictures.blocks
     if part.tag == f"{_OFFICE}presentation":
         pages = enumerate(part.iterfind(f"{_DRAW}page"), 1)
-        slides = [block for i, page in pages for block in blocks(_slide(page), {"slide": i})]
+        slides = [block for i, page in pages for block in blocks(_slide(page, repeats), {"slide": i})]
         return document("odp", slides, meta)
     if part.tag == f"{_OFFICE}spreadsheet":
-        tables = [(table.get(f"{_TABLE}name") or "", _table_rows(table)) for table in part.iterfind(f"{_TABLE}table")]
-        return document("ods", sheet_blocks(tables), meta)
-    return document("odt", blocks("\n\n".join(_blocks(part, 0)), {}), meta)
+        tables = part.iterfind(f"{_TABLE}table")
+        sheets = [(table.get(f"{_TABLE}name") or "", _table_rows(table, repeats)) for table in tables]
+        return document("ods", sheet_blocks(sheets), meta)
+    return document("odt", blocks("\n\n".join(_blocks(part, 0, repeats)), {}), meta)
 
 
 def _plain(text: str, keys: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -89,24 +112,24 @@ def _mark(part: Any, archive: zipfile.ZipFile, pictures: Pictures) -> None:
                 image.append(paragraph)
 
 
-def _slide(page: Any) -> str:
+def _slide(page: Any, repeats: _Repeats) -> str:
     parts: list[str] = []
     for child in page:
         kind = child.get(f"{_PRESENTATION}class")
         is_read = child.tag != f"{_PRESENTATION}notes" and kind not in ("header", "footer", "page-number", "date-time")
-        text = "\n\n".join(_blocks(child, 0)) if is_read else ""
+        text = "\n\n".join(_blocks(child, 0, repeats)) if is_read else ""
         if text and kind == "title":
             parts.insert(0, f"# {one_line(text)}")
         elif text:
             parts.append(text)
     notes = page.find(f"{_PRESENTATION}notes")
     if notes is not None:
-        text = "\n\n".join(_blocks(notes, 0))
+        text = "\n\n".join(_blocks(notes, 0, repeats))
         parts.extend([f"Notes: {text}"] if text else [])
     return "\n\n".join(parts)
 
 
-def _blocks(element: Iterable[Any], depth: int) -> Iterator[str]:
+def _blocks(element: Iterable[Any], depth: int, repeats: _Repeats) -> Iterator[str]:
     """Headings, paragraphs, lists and tables below an element, in Markdown."""
     if depth > _MAX_DEPTH:
         raise RecursionError("OpenDocument elements")
@@ -117,26 +140,26 @@ def _blocks(element: Iterable[Any], depth: int) -> Iterator[str]:
             level = child.get(f"{_TEXT}outline-level") or "1"
             text = one_line(_inline(child, 0))
             yield f"{'#' * max(1, min(int(level) if level.isdigit() else 1, 6))} {text}" if text else ""
-            yield from _frames(child, depth)
+            yield from _frames(child, depth, repeats)
         elif child.tag == f"{_TEXT}p":
             yield _inline(child, 0).strip()
-            yield from _frames(child, depth)
+            yield from _frames(child, depth, repeats)
         elif child.tag == f"{_TEXT}list":
-            yield "\n".join(_list(child, 0))
+            yield "\n".join(_list(child, 0, repeats))
         elif child.tag == f"{_TABLE}table":
-            yield pipe_table(_table_rows(child))
+            yield pipe_table(_table_rows(child, repeats))
         else:
-            yield from _blocks(child, depth + 1)
+            yield from _blocks(child, depth + 1, repeats)
 
 
-def _frames(paragraph: Any, depth: int) -> Iterator[str]:
+def _frames(paragraph: Any, depth: int, repeats: _Repeats) -> Iterator[str]:
     for box in paragraph.iter(f"{_DRAW}text-box", f"{_DRAW}image"):
         # one in another box comes with that
         if next(box.iterancestors(f"{_TEXT}p", f"{_TEXT}h", f"{_DRAW}text-box")) is paragraph:
-            yield from _blocks(box, depth + 1)
+            yield from _blocks(box, depth + 1, repeats)
 
 
-def _list(element: Any, depth: int) -> Iterator[str]:
+def _list(element: Any, depth: int, repeats: _Repeats) -> Iterator[str]:
     if depth > _MAX_DEPTH:
         raise RecursionError("OpenDocument lists")
     for item in element:
@@ -144,13 +167,13 @@ def _list(element: Any, depth: int) -> Iterator[str]:
             continue
         for child in item:
             if child.tag == f"{_TEXT}list":
-                yield from _list(child, depth + 1)
+                yield from _list(child, depth + 1, repeats)
             elif child.tag in {f"{_TEXT}p", f"{_TEXT}h"}:
                 if text := one_line(_inline(child, 0)):
                     yield f"{'  ' * depth}- {text}"
-                yield from filter(None, _frames(child, depth))
+                yield from filter(None, _frames(child, depth, repeats))
             else:
-                yield from filter(None, _blocks((child,), depth))
+                yield from filter(None, _blocks((child,), depth, repeats))
 
 
 def _inline(element: Any, depth: int) -> str:
@@ -172,22 +195,29 @@ def _inline(element: Any, depth: int) -> str:
     return "".join(parts)
 
 
-def _table_rows(table: Any) -> list[list[str]]:
+def _table_rows(table: Any, repeats: _Repeats) -> list[list[str]]:
     rows: list[list[str]] = []
     for row in table.iter(f"{_TABLE}table-row"):
-        if next(row.iterancestors(f"{_TABLE}table")) is not table:
-            continue
-        cells: list[str] = []
-        for cell in row.iterchildren(f"{_TABLE}table-cell", f"{_TABLE}covered-table-cell"):
-            text = " ".join(one_line(_inline(part, 0)) for part in cell.iter(f"{_TEXT}p", f"{_TEXT}h"))
-            if not text:  # some programs write the value alone
-                text = next(filter(None, (cell.get(f"{_OFFICE}{key}") for key in _VALUES)), "")
-            cells.extend([text] * min(_repeat(cell, "number-columns-repeated"), MAX_COLUMNS))
-        cells = packed(cells)
-        # Empty rows are only a border between tables, however many there are.
-        repeat = _repeat(row, "number-rows-repeated") if any(cells) else 1
-        rows.extend([cells] * min(repeat, _MAX_REPEAT))
+        if next(row.iterancestors(f"{_TABLE}table")) is table:
+            cells, times = _cells(row)
+            own = sum(len(text) + 3 for text, _ in cells)
+            repeats.add(sum((len(text) + 3) * n for text, n in cells) * times - own)
+            rows.extend([packed(chain.from_iterable(repeat(text, n) for text, n in cells))] * times)
     return rows
+
+
+def _cells(row: Any) -> tuple[list[tuple[str, int]], int]:
+    """The texts of a row up to its last one, how often each is there, and how often the row is."""
+    cells: list[tuple[str, int]] = []
+    for cell in row.iterchildren(f"{_TABLE}table-cell", f"{_TABLE}covered-table-cell"):
+        text = " ".join(one_line(_inline(part, 0)) for part in cell.iter(f"{_TEXT}p", f"{_TEXT}h"))
+        if not text:  # some programs write the value alone
+            text = next(filter(None, (cell.get(f"{_OFFICE}{key}") for key in _VALUES)), "")
+        cells.append((text, min(_repeat(cell, "number-columns-repeated"), MAX_COLUMNS)))
+    while cells and not cells[-1][0]:
+        cells.pop()
+    # Empty rows are only a border between tables, however many there are.
+    return cells, min(_repeat(row, "number-rows-repeated"), _MAX_REPEAT) if cells else 1
 
 
 def _repeat(element: Any, key: str) -> int:
