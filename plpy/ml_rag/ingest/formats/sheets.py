@@ -22,19 +22,23 @@ def parse_xlsx(_name: str, content: bytes, _request: Request) -> abc.Document:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # openpyxl tells of extensions it leaves out; none of them holds text
-        from openpyxl import load_workbook  # type: ignore[import-untyped]
-        from openpyxl.worksheet._read_only import ReadOnlyWorksheet  # type: ignore[import-untyped]
+        from openpyxl.reader.excel import ExcelReader  # type: ignore[import-untyped]
 
-        # it reads each sheet for its declared range, however often the book names it
-        ReadOnlyWorksheet._get_size = lambda _: None
-        book = load_workbook(BytesIO(content), read_only=True, data_only=True, keep_links=False)
+        class Reader(ExcelReader):  # type: ignore[misc]
+            def read_worksheets(self) -> None:
+                """Each part once, however often the book names it: it is opened for its declared range at once."""
+                parts = {self.parser.rels[sheet.id].target: sheet for sheet in reversed(self.parser.sheets) if sheet.id}
+                self.parser.sheets = reversed(parts.values())
+                super().read_worksheets()
+
+        reader = Reader(BytesIO(content), read_only=True, data_only=True, keep_links=False)
+        reader.read()
         sheets = []
-        parts = {sheet._worksheet_path: sheet for sheet in reversed(book.worksheets)}  # each once, however often named
-        for sheet in reversed(parts.values()):
+        for sheet in reader.wb.worksheets:
             sheet.reset_dimensions()  # the declared range is often wrong
             # max_col would fill every row up
             sheets.append((sheet.title, list(_rows(sheet.iter_rows(values_only=True)))))
-        book.close()
+        reader.wb.close()
     return document("xlsx", sheet_blocks(sheets), meta)
 
 
