@@ -154,13 +154,14 @@ def test_what_repeated_cells_and_rows_add_is_bounded() -> None:
     """500 bytes took a minute of processor time."""
     table = (
         '<table:table><table:table-row table:number-rows-repeated="{}"><table:table-cell '
-        'table:number-columns-repeated="500"><text:p>12345</text:p></table:table-cell></table:table-row></table:table>'
-    )
+        f'table:number-columns-repeated="{{}}"><text:p>{"x" * 797}</text:p></table:table-cell>'
+        "</table:table-row></table:table>"
+    )  # each cell counts 800, but for the one that is there
     for kind in ("spreadsheet", "text"):
-        most = odt(table.format(1000) + table.format(1000), kind)  # 500 cells of 8 characters each
-        assert sum(block.text.count("12345") for block in parse("a", most).blocks) == 1_000_000
+        most = odt(table.format(1000, 10) + table.format(1, 2), kind)
+        assert sum(block.text.count("x") for block in parse("a", most).blocks) == 10_002 * 797
         with pytest.raises(DocumentError, match="unpacks to too much") as caught:
-            parse("a", odt(table.format(1000) * 2 + table.format(2), kind))
+            parse("a", odt(table.format(1000, 10) + table.format(3, 1), kind))
         assert caught.value.detail == "its repeated cells and rows add more than 8000000 characters"
     row = (
         '<table:table-row><table:table-cell table:number-columns-repeated="500"/>'
