@@ -294,6 +294,36 @@ def test_searches_that_are_too_large_for_one_statement(owner: Connection, asker:
         retrieve(asker, (1, 0, 0), arms=arms, vector_store=names, filters=filters)
 
 
+def test_a_filter_is_compiled_once_for_stores_with_the_same_columns(owner: Connection, asker: Connection) -> None:
+    """A hundred conditions on 250 stores took 20 s."""
+    create_store(owner, "s_0", [("a", 1, 1, "far", (0, 1, 0))])
+    for i in range(1, 251):
+        owner.execute(f"CREATE TABLE s_{i} (LIKE s_0 INCLUDING ALL); GRANT SELECT ON s_{i} TO ml_rag_user")
+    began = time.monotonic()
+    filters = {"or": [{"segment_number": i} for i in range(100)]}
+    assert len(retrieve(asker, (1, 0, 0), filters=filters)["citations"]) == 1
+    assert time.monotonic() - began < 5
+
+
+def test_a_filter_of_stores_with_other_columns(owner: Connection, asker: Connection) -> None:
+    """Alike but for a type, a privilege, a column, or the name that stands for that of documents."""
+    for name in ("a_number", "b_text", "c_hidden", "d_none", "e_number"):
+        year = "" if name == "d_none" else f", ADD year {'text' if name == 'b_text' else 'integer'} DEFAULT 9"
+        create_store(owner, name, [(name, 1, 1, name, (1, 0, 0))])
+        owner.execute(f"ALTER TABLE {name} DROP document_name{year}")
+        owner.execute(f"UPDATE {name} SET metadata = '{{\"year\": 20}}'")
+    rest = "(document_id, segment_number, segment, segment_embedding, metadata)"
+    owner.execute(f"REVOKE SELECT ON c_hidden FROM ml_rag_user; GRANT SELECT {rest} ON c_hidden TO ml_rag_user")
+    for options, expected in (
+        ({"filters": {"year": {"gte": 10}}}, ["b_text", "c_hidden", "d_none"]),
+        ({"filters": {"year": {"gte": "10"}}}, ["b_text"]),
+        ({"document_name": ["public.e_number", "public.d_none"]}, ["d_none", "e_number"]),
+    ):
+        for _ in range(2):
+            found = retrieve(asker, (1, 0, 0), **options)["citations"]
+            assert sorted(citation["segment"] for citation in found) == expected
+
+
 @pytest.mark.parametrize(("reads", "length"), [(4000, 4_000_000), (4001, 0), (1, 4_000_001)])
 def test_the_size_of_a_statement(reads: int, length: int) -> None:
     fits = (reads, length) == (4000, 4_000_000)

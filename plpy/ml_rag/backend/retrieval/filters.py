@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import re
@@ -13,11 +12,18 @@ from ml_rag.backend.retrieval.sqltext import identifier
 from ml_rag.backend.retrieval.stores import Store, record
 from ml_rag.backend.statements import Statements
 
+#: what a filter can depend on of the columns of a relation
+_COLUMNS = (
+    "SELECT md5(string_agg(format('%I %s %s', a.attname, a.atttypid, has_column_privilege(a.attrelid, a.attnum,"
+    " 'SELECT')), ',' ORDER BY a.attnum)) FROM pg_attribute AS a WHERE a.attrelid = "
+)
+
 _run = Statements(
     {
+        "columns": (f"SELECT ({_COLUMNS} $1) AS columns", "oid"),
         "filter": (
-            "SELECT f.condition, f.arguments"
-            " FROM ml_rag.filter(jsonb_populate_record(NULL::ml_rag.store, $1), $2, $3) AS f",
+            f"SELECT f.condition, f.arguments, ({_COLUMNS} s.relation) AS columns"
+            " FROM jsonb_populate_record(NULL::ml_rag.store, $1) AS s, ml_rag.filter(s, $2, $3) AS f",
             *("jsonb", "jsonb", "text"),
         ),
         "rows": ("SELECT greatest(0, c.reltuples)::float8 AS n FROM pg_class AS c WHERE c.oid = $1", "oid"),
@@ -79,9 +85,42 @@ class Lookup(NamedTuple):
     is_likely: bool = False
 
 
-def of_store(plpy: Any, store: Store, options: str, stage: str, n: int, *, is_estimated: bool) -> Filtered:
+#: conditions and arguments of short options, as applications repeat them: (store, options, parameter) ->
+_kept: dict[tuple[Store, str, str], tuple[str, list[str]]] = {}
+
+
+class Filters:
+    """The options of a call that leave rows out, as conditions on the rows of its stores."""
+
+    def __init__(self, plpy: Any, options: str) -> None:
+        self._plpy, self._options = plpy, options
+        self._made: dict[tuple[str | None, ...], tuple[str, list[str]]] = {}
+
+    def compiled(self, store: Store, parameter: str) -> tuple[str, list[str]]:
+        """Condition and arguments of ml_rag.filter, made once for stores with the same columns."""
+        key = store, self._options, parameter
+        if key in _kept:
+            return _kept[key]
+        # without that column the name of the store can stand for it
+        name = store.vector_store if 'document_name"' in self._options else None
+        roles = store.segment, store.document_name, store.document_id, store.segment_number, store.metadata
+        columns = _run(self._plpy, "columns", store.relation)[0]["columns"] if self._made else None
+        same = parameter, name, store.segment_embedding, *roles
+        if (*same, columns) not in self._made:
+            found = _run(self._plpy, "filter", json.dumps(record(store)), self._options, parameter)[0]
+            columns = found["columns"]
+            self._made[*same, columns] = found["condition"], found["arguments"]
+        made = self._made[*same, columns]
+        if len(self._options) <= LONGEST:
+            if len(_kept) >= KEPT:
+                _kept.clear()
+            _kept[key] = made
+        return made
+
+
+def of_store(plpy: Any, store: Store, filters: Filters, stage: str, n: int, *, is_estimated: bool) -> Filtered:
     """``stage``: search or keyword; ``n``: candidates; ``is_estimated``: whether a sample may say how many pass."""
-    condition, arguments = _compiled(plpy, store, options, "$3")
+    condition, arguments = filters.compiled(store, "$3")
     rows: float = _run(plpy, "rows", store.relation)[0]["n"]
     made = Filtered(condition, arguments, None, None, None, _compared_rows(rows, n))
     if not store.is_table or not made.condition:
@@ -127,24 +166,6 @@ def _likely_rows(rows: float, n: int, passing: float, finding: float) -> int | N
     reserve = (1 if finding else 3) * math.sqrt(n)
     likely = 50 + (n + reserve) * rows / max(passing, 1)
     return round(likely) if 15 * likely < 9 * passing + finding else None
-
-
-def condition(plpy: Any, store: Store, options: str, parameter: str) -> str:
-    """The condition in terms of another parameter."""
-    return _compiled(plpy, store, options, parameter)[0]
-
-
-def _compiled(plpy: Any, store: Store, options: str, parameter: str) -> tuple[str, list[str]]:
-    """Condition and arguments of ml_rag.filter: kept for short options, as applications repeat them."""
-    compiled = _compile if len(options) <= LONGEST else _compile.__wrapped__
-    found: tuple[str, list[str]] = compiled(plpy, store, options, parameter)
-    return found
-
-
-@functools.lru_cache(KEPT)
-def _compile(plpy: Any, store: Store, options: str, parameter: str) -> tuple[str, list[str]]:
-    found = _run(plpy, "filter", json.dumps(record(store)), options, parameter)[0]
-    return found["condition"], found["arguments"]
 
 
 def warn(plpy: Any, stores: list[Store], options: str) -> None:

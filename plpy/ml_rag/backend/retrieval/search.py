@@ -176,6 +176,7 @@ class Search:
         for place, limit in vectors.read_bytes.items():
             self.values["read_bytes" if place == 0 else f"read_bytes_{place}"] = limit
         self._lists: list[list[str]] = []
+        self._filters = filters.Filters(context.plpy, request.options)
         self._filtered: dict[Store, Filtered] = {}
         self._lookups: dict[tuple[int, int], Any] = {}
         self._kinds: dict[Store, Any] = {}
@@ -202,7 +203,7 @@ class Search:
         place = 1 + self._lists.index(found.arguments)
         condition = found.condition
         if place > 1:
-            condition = filters.condition(self._plpy, store, self.request.options, Slots.filter(place))
+            condition, _ = self._filters.compiled(store, Slots.filter(place))
         return source._replace(condition=condition, filter=place)
 
     def _in_parts(self, source: Source) -> Source:
@@ -225,7 +226,7 @@ class Search:
             arm = next((arm for arm in arms if arm.kind != KEYWORD), arms[0])
             is_estimated = not arm.in_nodes and arm.kind.has_index and not (arm.kind == KEYWORD and store.is_secured)
             self._filtered[store] = filters.of_store(
-                *(self._plpy, store, self.request.options, arm.kind.stage, arm.candidates), is_estimated=is_estimated
+                *(self._plpy, store, self._filters, arm.kind.stage, arm.candidates), is_estimated=is_estimated
             )
         return self._filtered[store]
 
@@ -466,11 +467,7 @@ class Search:
     def text(self, sources: list[Source], shape: Shape) -> str:
         """The statement with its values in it."""
         conditioned = [
-            source._replace(
-                condition=filters.condition(
-                    self._plpy, source.store, self.request.options, Values.filter(source.filter)
-                ),
-            )
+            source._replace(condition=self._filters.compiled(source.store, Values.filter(source.filter))[0])
             if source.condition
             else source
             for source in sources
