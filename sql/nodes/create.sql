@@ -23,9 +23,8 @@ BEGIN
     ELSE
       _from := ml_rag._pending_nodes(_run);
     END IF;
-    EXECUTE
-      format('SELECT count(*), coalesce(sum((SELECT sum(ml_rag._node_calls($1, t)) FROM unnest(s.texts) AS '
-        't)), 0) %s', _from)
+    EXECUTE format('SELECT count(*), '
+      'coalesce(sum(ml_rag._python(''node_calls'', jsonb_build_array($1, s.texts))::bigint), 0) %s', _from)
       INTO _parents, _calls USING _run.options ->> 'transform';
     _all := _all + _parents;
     _all_calls := _all_calls + _calls;

@@ -1,13 +1,6 @@
 -- transform: a text to its nodes: sentences, paragraphs, what a function of the owner's makes of it, what a
 -- model writes.
 
-CREATE FUNCTION ml_rag._node_calls(transform text, segment text) RETURNS bigint
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
-# purpose: how often a model is asked about a text; after ml_rag._node_options, which has loaded what is
-# needed
-return GD["ml_rag"].node_calls(transform, segment) if "ml_rag" in GD else None
-$$;
-
 CREATE FUNCTION ml_rag._asks_model(transform text) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 BEGIN

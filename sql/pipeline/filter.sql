@@ -37,8 +37,7 @@ BEGIN
         FROM string_to_table(regexp_replace($1, '[\s\u00a0]+', ' ', 'g'), NULL) WITH ORDINALITY AS s (c, i)
         $query$, "collation")
       INTO _pattern USING _form, format('^[%s]', _unbroken), format('[%s]$', _unbroken),
-        format('(?:^|%s)', _border),
-        format('(?:$|%s)', _border);
+        format('(?:^|%s)', _border), format('(?:$|%s)', _border);
       _patterns := _patterns || _pattern;
     END LOOP;
   END LOOP;
@@ -213,14 +212,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._filter_options() RETURNS text[]
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: the options of ml_rag that leave rows out, all of which ml_rag.filter reads
-BEGIN
-  RETURN '{document_name,exclude_document_name,filters,required_keywords,excluded_keywords}';
-END
-$$;
-
 CREATE FUNCTION ml_rag.filter(store ml_rag.store, options jsonb,
   parameter text DEFAULT '$3', OUT condition text, OUT arguments text[])
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
@@ -264,15 +255,13 @@ BEGIN
     FOR _condition IN SELECT k FROM jsonb_array_elements_text(options -> 'required_keywords') AS k LOOP
       arguments := arguments || ml_rag._keyword_pattern(ARRAY[_condition], _collation);
       condition := condition || format(' AND t.%I::text COLLATE %s ~ %s[%s]', store.segment,
-        _collation, parameter,
-        cardinality(arguments));
+        _collation, parameter, cardinality(arguments));
     END LOOP;
     _names := ml_rag._texts(options -> 'excluded_keywords');
     IF cardinality(_names) > 0 THEN
       arguments := arguments || ml_rag._keyword_pattern(_names, _collation);
       condition := condition || format(' AND t.%I::text COLLATE %s !~ %s[%s]', store.segment,
-        _collation, parameter,
-        cardinality(arguments));
+        _collation, parameter, cardinality(arguments));
     END IF;
   END IF;
 @CATCH@

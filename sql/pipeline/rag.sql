@@ -1,8 +1,10 @@
 -- rag: the public routines: all stages in order.
 
-CREATE FUNCTION ml_rag._not_found(options jsonb, stores ml_rag.store[], skipped integer) RETURNS jsonb
+CREATE FUNCTION ml_rag._not_found(options jsonb, stores ml_rag.store[], skipped integer, filters text[])
+RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
--- purpose: the error that says that no arm has found anything; skipped: how many of the stores were left out
+-- purpose: the error that says that no arm has found anything; skipped: how many of the stores were left out;
+-- filters: the options that leave rows out
 -- Reads: the metadata of some rows of the stores, as the caller
 DECLARE
   _key text;
@@ -10,7 +12,7 @@ DECLARE
   _nearest_key text;
   _other_type text;
   _nearest text;
-  _is_filtered boolean := coalesce(options ?| ml_rag._filter_options(), false);
+  _is_filtered boolean := coalesce(options ?| filters, false);
   _is_semantic boolean := (options -> 'semantic_search')::boolean;
   _is_by_function boolean := options @> '{"arms": [{"search": "function"}]}';
 BEGIN
@@ -65,7 +67,7 @@ BEGIN
              'path)'
            WHEN 'filters' THEN 'the keys and values of "filters" (a key inside an object is "/address/city")'
            ELSE format('"%s"', o.key) END, ', ' ORDER BY o.key))
-       FROM jsonb_object_keys(options) AS o (key) WHERE o.key = ANY (ml_rag._filter_options()))
+       FROM jsonb_object_keys(options) AS o (key) WHERE o.key = ANY (filters))
       WHEN _is_semantic THEN
         'Load documents with vector_store_load, or ask the owner whether a row-level security policy hides '
         'them from you.'
@@ -143,8 +145,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._complete(request ml_rag.request, INOUT retrieval ml_rag.retrieval, OUT text text,
-  OUT tokens jsonb,
-  OUT messages jsonb, OUT finish_reason text, OUT grounding jsonb)
+  OUT tokens jsonb, OUT messages jsonb, OUT finish_reason text, OUT grounding jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the text of an answer: written from the hits, or the abstain text; the rest as backend/answer.py
 -- has it. Raised is that nothing was found where the call does not abstain
@@ -165,8 +166,7 @@ BEGIN
   -- asked
   _written := ml_rag._write(coalesce((request.rewritten).asked, request.question),
     coalesce(_options -> 'model_options', '{}') || jsonb_build_object('model_id', _model), retrieval.hits,
-    _options -> 'prompt',
-    jsonb_build_object('call', request.call, 'question', request.question,
+    _options -> 'prompt', jsonb_build_object('call', request.call, 'question', request.question,
       'asked', _options - 'query_embedding',
       'explains', request.explain, 'summarizes', retrieval.method = 'document_order', 'is_summary',
       (request.rewritten).is_summary,

@@ -52,46 +52,39 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._similarities(query text, texts text[]) RETURNS double precision[]
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: cosine of each text with the query by the default embedding model, those below 0 as 0
-DECLARE
-  _model_id text := ml_rag._get_setting('embed_model_id');
-  _query_embedding @vector@.vector := ml_rag.embed(query, _model_id, 'query');
-  _similarities double precision[] := '{}';
-  _vectors @vector@.vector[];
-  _error jsonb;
-BEGIN
-  -- a slice is what one request surely holds
-  FOR i IN 1..cardinality(texts) BY 128 LOOP
-    SELECT o.vectors, o.error INTO _vectors, _error
-    FROM ml_rag._embed(texts[i:i + 127], _model_id, 'document') AS o;
-    PERFORM ml_rag._raise(_error);
-    _similarities := _similarities || ARRAY(
-      SELECT greatest(0,
-        coalesce(nullif(1 - (v.embedding OPERATOR(@vector@.<=>) _query_embedding), 'NaN'), 0))
-      FROM unnest(_vectors) WITH ORDINALITY AS v (embedding, place) ORDER BY v.place);
-  END LOOP;
-  RETURN _similarities;
-END
-$$;
-
 CREATE FUNCTION ml_rag._hybrid_scores(query text, texts text[], configuration regconfig,
   similarities double precision[] DEFAULT NULL)
 RETURNS double precision[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: what the ranking model "hybrid" says: 0.7 of the similarity and 0.3 of the words the text shares
 -- The weight is measured: 0.65 and 0.7 were the best of 0 … 1 together on English and Chinese questions, see
--- docs/ranking.md. similarities: where they are known; null = the texts are embedded. A query without words
--- (nothing but stop words, or emoji) leaves it to the similarity.
+-- docs/ranking.md. similarities: where they are known; null = cosines by the default embedding model, those
+-- below 0 as 0. A query without words (nothing but stop words, or emoji) leaves it to the similarity.
 DECLARE
   -- what 512 tokens surely fit in; without a bound a text of 1 MB would be more than to_tsvector takes
   _query text := left(query, 8192);
   _texts text[] := ARRAY(
     SELECT left(t.text, 8192) FROM unnest(texts) WITH ORDINALITY AS t (text, place) ORDER BY t.place);
-  _similarities double precision[] := coalesce(similarities, ml_rag._similarities(_query, _texts));
-  _word_scores double precision[] := ml_rag._word_scores(_query, _texts, configuration);
+  _similarities double precision[] := similarities;
+  _word_scores double precision[];
+  _model_id text;
+  _query_embedding @vector@.vector;
+  _embedded record;
 BEGIN
+  IF similarities IS NULL THEN
+    _model_id := ml_rag._get_setting('embed_model_id');
+    _query_embedding := ml_rag.embed(_query, _model_id, 'query');
+    -- a slice is what one request surely holds
+    FOR i IN 1..cardinality(_texts) BY 128 LOOP
+      _embedded := ml_rag._embed(_texts[i:i + 127], _model_id, 'document');
+      PERFORM ml_rag._raise(_embedded.error);
+      _similarities := _similarities || ARRAY(
+        SELECT greatest(0,
+          coalesce(nullif(1 - (v.embedding OPERATOR(@vector@.<=>) _query_embedding), 'NaN'), 0))
+        FROM unnest(_embedded.vectors) WITH ORDINALITY AS v (embedding, place) ORDER BY v.place);
+    END LOOP;
+  END IF;
+  _word_scores := ml_rag._word_scores(_query, _texts, configuration);
   -- least: rounding can bring the cosine of equal vectors a little above 1
   RETURN ARRAY(
     SELECT least(1, CASE WHEN _word_scores IS NULL THEN _similarities[i]

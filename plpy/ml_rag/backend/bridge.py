@@ -419,11 +419,12 @@ def make_nodes(plpy: Any, options: dict[str, Any], text: str, around: dict[str, 
     return nodes.asked(write, transform, text)
 
 
-def node_calls(transform: str, text: str | None) -> int:
-    """How often a model is asked about a text."""
+@door
+def node_calls(plpy: Any, transform: str, texts: list[str | None]) -> int:
+    """How often a model is asked about texts."""
     from ml_rag.backend import nodes
 
-    return nodes.calls(transform, text)
+    return sum(nodes.calls(transform, text) for text in texts)
 
 
 @door

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 from typing import Any
 
+from ml_rag.backend.retrieval.request import FILTERS
 from ml_rag.backend.statements import Statements
 
 #: ml_rag.hit without its text, ml_rag.arm, ml_rag.request, ml_rag.retrieval, ml_rag.why_step
@@ -47,7 +48,6 @@ _run = Statements(
         ),
         "documents": (f"SELECT ml_rag._list_documents({_STORES.format('$1')}, false)::text AS listed", "jsonb"),
         "nearest": ("SELECT ml_rag._nearest_documents($1, $2) AS names", "text", "jsonb"),
-        "filter options": ("SELECT ml_rag._filter_options() AS names",),
     }
 )
 
@@ -60,8 +60,6 @@ def follow(plpy: Any, request: Request, document: str, number: int | None, page:
 class _Following:
     def __init__(self, plpy: Any, request: Request, number: int | None, page: int | None) -> None:
         self._plpy, self._number, self._page = plpy, number, page
-        #: the options that leave rows out
-        self._filters: list[str] = list(_run(plpy, "filter options")[0]["names"])
         kept = {name: request[name] for name in ("n_citations", "min_score", "segment_overlap")}
         unlimited = {"n_citations": _ALL, "min_score": None, "segment_overlap": 0, "explain": False}
         found, self._retrieval = self._retrieve(request | unlimited)
@@ -86,7 +84,7 @@ class _Following:
             if not segments:
                 return [self._unknown(document, known)]
         passing, steps = segments, []
-        if any(name in self._options for name in self._filters):
+        if any(name in self._options for name in FILTERS):
             passing = self._segments(self._options, document)
             steps = [_step("filter", is_kept=True, detail="It passes the filters.")]
             if not passing:
@@ -110,7 +108,7 @@ class _Following:
     # -- which segments -----------------------------------------------------------------------------------------------
 
     def _without_filters(self) -> dict[str, Any]:
-        return {name: value for name, value in self._options.items() if name not in self._filters}
+        return {name: value for name, value in self._options.items() if name not in FILTERS}
 
     def _segments(self, options: dict[str, Any], document: str, *, is_whole: bool = False) -> list[Hit]:
         """The segments of a document that these options leave, all of them or those that are asked for."""
@@ -162,7 +160,7 @@ class _Following:
         rewritten = self._request["rewritten"] or {}
         names = [
             f'"{name}"'
-            for name in self._filters
+            for name in FILTERS
             if name in self._options
             and not self._segments(self._without_filters() | {name: self._options[name]}, document)
         ]

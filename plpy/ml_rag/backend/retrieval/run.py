@@ -16,7 +16,7 @@ from ml_rag.backend.retrieval import stores as discovery
 from ml_rag.backend.retrieval.arms import KEYWORD, SEMANTIC
 from ml_rag.backend.retrieval.find import STORES, Failed, Finder, Found, ends
 from ml_rag.backend.retrieval.plan import widening
-from ml_rag.backend.retrieval.request import Request
+from ml_rag.backend.retrieval.request import FILTERS, Request
 from ml_rag.backend.retrieval.search import Context, Search, Session
 from ml_rag.backend.retrieval.stores import Embedding, Store
 from ml_rag.backend.retrieval.trace import Trace
@@ -57,8 +57,8 @@ _run = Statements(
             *("jsonb", "jsonb"),
         ),
         "not found": (
-            f"SELECT ml_rag._not_found($1, {STORES.format('$2')}, $3)::text AS error",
-            *("jsonb", "jsonb", "int4"),
+            f"SELECT ml_rag._not_found($1, {STORES.format('$2')}, $3, $4)::text AS error",
+            *("jsonb", "jsonb", "int4", "text[]"),
         ),
         "left out": ("SELECT ml_rag._with_left_out($1, $2)::text AS error", *("jsonb", "jsonb")),
         "warn of names": (
@@ -441,7 +441,9 @@ class Retrieval:
 
     def _nothing(self, request: Request, stores: list[Store], skipped: int) -> dict[str, Any]:
         error: dict[str, Any] = json.loads(
-            _run(self._plpy, "not found", request.options, self._finder.records(stores), skipped)[0]["error"]
+            _run(self._plpy, "not found", request.options, self._finder.records(stores), skipped, [*FILTERS])[0][
+                "error"
+            ]
         )
         return error
 

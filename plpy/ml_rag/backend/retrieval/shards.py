@@ -48,9 +48,9 @@ _run = Statements(
             " ARRAY(SELECT s::regclass FROM jsonb_array_elements_text($2) AS s), "
             # of the options those that say which rows count, and settings of an index
             "jsonb_set($3, '{request,options}', (SELECT coalesce(jsonb_object_agg(o.key, o.value), '{}')"
-            " FROM jsonb_each($5) AS o WHERE o.key = ANY (ml_rag._filter_options() || '{index_options}'::text[]))),"
+            " FROM jsonb_each($5) AS o WHERE o.key = ANY ($8))),"
             " $4) AS a",
-            *("jsonb", "jsonb", "jsonb", "int4", "jsonb", "text", "int4"),
+            *("jsonb", "jsonb", "jsonb", "int4", "jsonb", "text", "int4", "text[]"),
         ),
     }
 )
@@ -122,7 +122,7 @@ class Asking:
         request |= {"call": "keyword" if is_keyword else "semantic"}
         found = _run(
             *(plpy, "ask", json.dumps(self._store), shards, json.dumps(request), self._arm.candidates),
-            *(search.request.options, value, -1 if unit.is_descending else 1),
+            *(search.request.options, value, -1 if unit.is_descending else 1, [*requests.FILTERS, "index_options"]),
         )[0]
         if found["failure"] is not None:
             raise Silent(json.loads(found["failure"]))
