@@ -257,8 +257,7 @@ BEGIN
       (SELECT string_agg(format('t.%I::text', k), ', ' ORDER BY place)
         FROM unnest(_key) WITH ORDINALITY AS u (k, place)),
       _in.column_name, CASE WHEN _extra IS NULL THEN 'NULL::text' ELSE format('t.%I::text', _extra) END,
-      _missing, _of_row,
-      replace(_values, '$1', '(($1 ->> ''last'')::text[])')),
+      _missing, _of_row, replace(_values, '$1', '(($1 ->> ''last'')::text[])')),
     'update', format('UPDATE %s SET %I = $2::%s%s WHERE %s', _out.relation, _out.column_name, _type,
       ', ' || quote_ident(_details) || ' = NULL', _is_row)
       -- a text that was changed meanwhile waits for the next call

@@ -79,8 +79,7 @@ AS $$
 DECLARE
   _routine CONSTANT pg_catalog.text := 'ml_rag_table';
   _given CONSTANT pg_catalog.jsonb := pg_catalog.jsonb_build_array(_routine, input_table_column,
-    output_table_column,
-    options);
+    output_table_column, options);
 @WORK@
 $$;
 COMMENT ON PROCEDURE @extschema@.ml_rag_table(text, text, jsonb, jsonb) IS
@@ -102,8 +101,7 @@ AS $$
 DECLARE
   _routine CONSTANT pg_catalog.text := 'ml_generate_table';
   _given CONSTANT pg_catalog.jsonb := pg_catalog.jsonb_build_array(_routine, input_table_column,
-    output_table_column,
-    options);
+    output_table_column, options);
 @WORK@
 $$;
 COMMENT ON PROCEDURE @extschema@.ml_generate_table(text, text, jsonb, jsonb) IS
@@ -119,8 +117,7 @@ AS $$
 DECLARE
   _routine CONSTANT pg_catalog.text := 'ml_embed_table';
   _given CONSTANT pg_catalog.jsonb := pg_catalog.jsonb_build_array(_routine, input_table_column,
-    output_table_column,
-    options);
+    output_table_column, options);
 @WORK@
 $$;
 COMMENT ON PROCEDURE @extschema@.ml_embed_table(text, text, jsonb, jsonb) IS

@@ -102,11 +102,9 @@ BEGIN
     END IF;
   END IF;
   INSERT INTO ml_rag.message (message_id, conversation_id, role, turn, created_at, query, question, text,
-    citations, options,
-    filters)
+    citations, options, filters)
   VALUES (turn.message_id, turn.conversation_id, turn.role, turn.turn, turn.created_at, turn.query,
-    turn.question, turn.text,
-    turn.citations, turn.options, turn.filters);
+    turn.question, turn.text, turn.citations, turn.options, turn.filters);
 END
 $$;
 
@@ -158,8 +156,7 @@ BEGIN
   END IF;
   _answered := ml_rag._answer(_query, _rag, _call, _began);
   _kept := ml_rag._write_turn(ROW(NULL, _turn.conversation_id, NULL, _turn.turn, NULL, _query,
-    _answered.question,
-    _answered.answer ->> 'text', _answered.answer -> 'citations',
+    _answered.question, _answered.answer ->> 'text', _answered.answer -> 'citations',
     coalesce(nullif($2, 'null'), '{}') - 'conversation_id',
     _answered.answer #> '{retrieval_info,query,filters}')::ml_rag.message);
   _told := ml_rag._end(_call, '00000', _answered.trace, _began);

@@ -42,8 +42,7 @@ ALTER TABLE ml_rag.message ALTER message_id SET STATISTICS 0, ALTER conversation
   ALTER role SET STATISTICS 0, ALTER turn SET STATISTICS 0, ALTER created_at SET STATISTICS 0,
   ALTER query SET STATISTICS 0,
   ALTER question SET STATISTICS 0, ALTER text SET STATISTICS 0, ALTER citations SET STATISTICS 0,
-  ALTER options SET STATISTICS 0,
-  ALTER filters SET STATISTICS 0;
+  ALTER options SET STATISTICS 0, ALTER filters SET STATISTICS 0;
 
 SELECT pg_catalog.pg_extension_config_dump('ml_rag.conversation', '');
 SELECT pg_catalog.pg_extension_config_dump('ml_rag.message', '');

@@ -1,8 +1,7 @@
 -- calibrate: which limits tell questions that the documents answer from those that they do not.
 
 CREATE FUNCTION ml_rag._calibrate_question(question jsonb, own jsonb, rag jsonb, call integer,
-  OUT distance numeric,
-  OUT score numeric)
+  OUT distance numeric, OUT score numeric)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 -- a warning that belongs to all questions was given once
 SET client_min_messages = 'error'

@@ -385,16 +385,14 @@ BEGIN
   _seconds := ml_rag._milliseconds(_began) / 1000;
   IF _keep THEN
     INSERT INTO ml_rag.evaluation_run (name, started_at, seconds, source, questions, options, stores,
-      models, versions,
-      measures, counted, latency, errors)
+      models, versions, measures, counted, latency, errors)
     VALUES (_parsed.own ->> 'name', _began, _seconds, source, cardinality(_questions),
       coalesce(options, '{}'), _names,
       _models, _versions, _measures, _counted, _latency,
       _errors)
     RETURNING run_id INTO _run_id;
     INSERT INTO ml_rag.evaluation_question (run_id, question_id, question, answer, citations, measures,
-      reasons, latency,
-      sqlstate, message)
+      reasons, latency, sqlstate, message)
     SELECT _run_id, r.question_id, r.question, r.answer, r.citations, r.measures, r.reasons, r.latency,
       r.sqlstate, r.message
     FROM unnest(_results) AS r;

@@ -1,8 +1,7 @@
 -- tune: which settings of an approximate index find what an exact search finds.
 
 CREATE FUNCTION ml_rag._tuned_index(store ml_rag.store, distance_metric text, OUT method name,
-  OUT quantization text,
-  OUT lists integer)
+  OUT quantization text, OUT lists integer)
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: the approximate index that a search by that metric reads: hnsw or ivfflat, halfvec or binary if it
 -- is of smaller vectors, the lists of ivfflat; null without one  Reads: the catalog, ml_rag.metric

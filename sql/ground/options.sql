@@ -57,8 +57,7 @@ BEGIN
         DETAIL = array_to_string(f, ' | ');
     END IF;
     INSERT INTO ml_rag.option (routine, name, type, minimum, maximum, choices, default_value, auto_value,
-      description,
-      default_rule, keys_of, is_private)
+      description, default_rule, keys_of, is_private)
     VALUES ($1, f[1], split_part(f[2], ' ', 1), substring(f[2] FROM ' (-?[0-9.]*[0-9])\.\.')::numeric,
       substring(f[2] FROM '\.\.([0-9.]+)')::numeric,
       CASE WHEN f[2] = 'choice of metric' THEN ARRAY(SELECT m.name FROM ml_rag.metric AS m ORDER BY m.name)

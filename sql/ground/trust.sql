@@ -122,8 +122,7 @@ BEGIN
         quote_ident(pg_get_userbyid(_found.owner)));
     ELSIF NOT ml_rag._trusts(_found.schema_owner) THEN
       RETURN format('%s is in schema %I, which belongs to role %s, which you do not trust.', _found.subject,
-        _found.schema,
-        quote_ident(pg_get_userbyid(_found.schema_owner)));
+        _found.schema, quote_ident(pg_get_userbyid(_found.schema_owner)));
     END IF;
   END LOOP;
   RETURN NULL;

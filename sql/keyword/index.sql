@@ -317,8 +317,7 @@ BEGIN
   LOOP
     EXECUTE format('CREATE OR REPLACE TRIGGER %I AFTER %s ON %s %s'
       ' FOR EACH %s EXECUTE FUNCTION ml_rag._keep_keywords()', 'ml_rag_keywords_' || lower(_event),
-      _event, _part,
-      CASE WHEN _has_foreign OR _event = 'TRUNCATE' THEN ''
+      _event, _part, CASE WHEN _has_foreign OR _event = 'TRUNCATE' THEN ''
         ELSE concat('REFERENCING', CASE WHEN _event <> 'INSERT' THEN ' OLD TABLE AS ml_rag_old' END,
           CASE WHEN _event <> 'DELETE' THEN ' NEW TABLE AS ml_rag_new' END) END,
       CASE WHEN _has_foreign AND _event <> 'TRUNCATE' THEN 'ROW' ELSE 'STATEMENT' END);

@@ -169,8 +169,7 @@ BEGIN
         ELSE 'TABLE' END,
         n.nspname, c.relname),
       CASE WHEN _comments THEN ' -- ' || ml_rag._comment_line(obj_description(c.oid, 'pg_class')) END,
-      E'\n', l.lines,
-      CASE WHEN cardinality(_attnums) > 100 THEN
+      E'\n', l.lines, CASE WHEN cardinality(_attnums) > 100 THEN
         format(E'\n  -- and %s more columns', cardinality(_attnums) - 100) END, E'\n);')
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
     CROSS JOIN LATERAL (

@@ -30,8 +30,7 @@ BEGIN
             WHERE l.lanname <> 'c' AND l.lanname <> 'internal' AND f.oid IN (
               SELECT p.oid UNION ALL
               SELECT unnest(ARRAY[g.aggtransfn, g.aggfinalfn, g.aggcombinefn, g.aggserialfn, g.aggdeserialfn,
-                g.aggmtransfn,
-                                  g.aggminvtransfn, g.aggmfinalfn]::oid[])
+                g.aggmtransfn, g.aggminvtransfn, g.aggmfinalfn]::oid[])
               FROM pg_aggregate AS g WHERE g.aggfnoid = p.oid))
           AND EXISTS (SELECT FROM pg_depend AS d JOIN pg_extension AS e ON e.oid = d.refobjid
                       WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'

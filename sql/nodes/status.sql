@@ -2,8 +2,7 @@
 
 CREATE FUNCTION ml_rag._node_status()
 RETURNS TABLE (store regclass, name text, relation regclass, transform text, parent text, model_id text,
-  rows bigint, pending bigint,
-               failed bigint, options jsonb)
+  rows bigint, pending bigint, failed bigint, options jsonb)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
 -- purpose: the node groups of tables that the caller owns; null if the table is not trusted, or cannot be
 -- read

@@ -208,8 +208,7 @@ BEGIN
   IF given @> '[null]' THEN
     arguments := arguments || (path || '.type() ? (@ != "null")');
     condition := format('%s OR (%s OPERATOR(pg_catalog.@?) %s[%s]::pg_catalog.jsonpath) IS NOT TRUE',
-      condition, target,
-      parameter, cardinality(arguments));
+      condition, target, parameter, cardinality(arguments));
   END IF;
 END
 $$;
@@ -380,8 +379,7 @@ BEGIN
       RAISE EXCEPTION USING ERRCODE = '22023',
         MESSAGE = format('operator is not supported for column "%s"', left(_key, 100)),
         DETAIL = format('Column %I of %s is of type %s; the operator is "%s".', _column,
-          store.vector_store, _type,
-          node ->> 'operator'),
+          store.vector_store, _type, node ->> 'operator'),
         HINT = CASE WHEN (SELECT t.typtype FROM pg_type AS t WHERE t.oid = _type) = 'e' THEN
           'Enums do not support ranges.'
           WHEN node ->> 'operator' IN ('like', 'ilike') THEN

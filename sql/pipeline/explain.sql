@@ -24,8 +24,7 @@ BEGIN
   END IF;
   PERFORM ml_rag._hold(ml_rag._parts(store.relation)) WHERE store.found = 'trusted';
   EXECUTE format('SELECT count(*) FROM %s AS t WHERE t.%I IS NULL AND t.%I::text ~ ''[^[:space:]]''',
-    ml_rag._rows_of(store),
-    store.segment_embedding, store.segment) INTO _n;
+    ml_rag._rows_of(store), store.segment_embedding, store.segment) INTO _n;
   RETURN nullif(_n, 0);
 END
 $$;

@@ -132,8 +132,7 @@ DECLARE
       'FROM pg_catalog.unnest($3) WITH ORDINALITY AS u (t, i))' END, name,
         CASE WHEN form LIKE '% arguments' THEN ', $6' ELSE '' END);
   _scores double precision[] := ml_rag._run_function(_statement, query, query_embedding, texts,
-    embeddings, metadata,
-    coalesce(arguments, '{}'));
+    embeddings, metadata, coalesce(arguments, '{}'));
 BEGIN
   IF _scores IS NULL OR cardinality(_scores) <> _n OR array_ndims(_scores) > 1 THEN
     RAISE EXCEPTION USING ERRCODE = '22023',

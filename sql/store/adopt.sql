@@ -96,8 +96,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._check_sample(relation regclass, columns jsonb, model_id text, n integer,
-  OUT checked integer,
-  OUT similarity numeric)
+  OUT checked integer, OUT similarity numeric)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: that the model makes the vectors that are there: of rows at random, embedded again, how many were
 -- checked, and the least cosine similarity of a new and an old vector; one of zeros has none to any. Of each

@@ -74,8 +74,7 @@ DECLARE
   _n bigint;
 BEGIN
   EXECUTE format('SELECT count(*) FROM %s AS t WHERE t.%I IS NULL AND t.%I ~ ''[^[:space:]]''',
-    ml_rag._relation_name(store),
-    column_name, segment) INTO _n;
+    ml_rag._relation_name(store), column_name, segment) INTO _n;
   RETURN _n;
 END
 $$;

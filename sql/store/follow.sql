@@ -61,8 +61,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._embedding_trigger(relation oid, attnum smallint, OUT name name, OUT segment name,
-  OUT is_on boolean,
-  OUT later name)
+  OUT is_on boolean, OUT later name)
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the trigger that keeps an embedding true to its text: the column of the text, null where it is
 -- generated, whether it has been on all the

@@ -1,8 +1,7 @@
 -- index: option index: the approximate index of a column of embeddings, of whole or of smaller vectors.
 
 CREATE FUNCTION ml_rag._index_definition(options jsonb, distance_metric text, type text, OUT method text,
-  OUT class text,
-  OUT storage text)
+  OUT class text, OUT storage text)
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: option index, for a column of that type, as the parts of CREATE INDEX; method null = no index
 -- class: one of another type than the column's is of smaller vectors, see ml_rag._index_element
@@ -56,8 +55,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._index_element(store oid, column_name name, class text, OUT element text,
-  OUT most integer, OUT dimensions integer,
-  OUT type text)
+  OUT most integer, OUT dimensions integer, OUT type text)
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: what an index with an operator class of ml_rag._index_definition is of: the column, or smaller
 -- vectors made of it

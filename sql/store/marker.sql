@@ -120,8 +120,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- Writes: the comment of the column, as the caller  Errors: 42501
 BEGIN
   EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', ml_rag._relation_name(store.relation),
-    store.segment_embedding,
-    ml_rag._mark_keys(ml_rag._embedding_comment(store), keys));
+    store.segment_embedding, ml_rag._mark_keys(ml_rag._embedding_comment(store), keys));
 END
 $$;
 

@@ -261,8 +261,7 @@ BEGIN
   -- triggers that PostgreSQL has not for a table with foreign partitions
   PERFORM ml_rag._drop_keyword_triggers(store);
   EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES WITH (MODULUS %s, REMAINDER %s)', _relation,
-    ml_rag._relation_name(target),
-    _old.partitions, partition);
+    ml_rag._relation_name(target), _old.partitions, partition);
   PERFORM ml_rag._follow_partitions(store);
   RETURN _n;
 END
@@ -346,8 +345,7 @@ BEGIN
   PERFORM ml_rag._check_sharding(store);
   EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', _relation, _shard);
   EXECUTE format('CREATE TABLE %s PARTITION OF %s FOR VALUES WITH (MODULUS %s, REMAINDER %s)', _name,
-    _relation, _old.partitions,
-    partition);
+    _relation, _old.partitions, partition);
   PERFORM ml_rag._follow_partitions(store);
   -- by the name of the partition, whose triggers put the rows into the keyword index
   EXECUTE format('INSERT INTO %s (%s) SELECT %2$s FROM %s', _name, _columns, _shard);

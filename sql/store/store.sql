@@ -63,8 +63,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._check_store(store regclass, embed_model_id text, OUT model_id text,
-  OUT dimensions integer,
-  OUT embedding_type text, OUT column_name name)
+  OUT dimensions integer, OUT embedding_type text, OUT column_name name)
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether documents can be loaded into a relation, and its default embedding; embed_model_id null =
 -- whatever its marker says
@@ -148,8 +147,7 @@ BEGIN
       CASE WHEN partitions IS NOT NULL THEN ' PARTITION BY HASH (document_id)' END);
   FOR _place IN 0..coalesce(partitions, 0) - 1 LOOP
     EXECUTE format('CREATE TABLE %I.%I PARTITION OF %s FOR VALUES WITH (MODULUS %s, REMAINDER %s)',
-      schema_name,
-      concat(_prefix, '_p', _place), _name, partitions, _place);
+      schema_name, concat(_prefix, '_p', _place), _name, partitions, _place);
   END LOOP;
   -- nobody looks a segment up by its whole text, and estimates, which EXPLAIN shows to everybody, would tell
   -- of hidden ones
@@ -382,8 +380,7 @@ BEGIN
   ELSIF _element.dimensions > _element.most THEN
     RAISE NOTICE USING MESSAGE = format('"%s" gets no index', store),
       DETAIL = format('Such an index is limited to %s dimensions; the column is %s(%s).', _element.most,
-        _element.type,
-        _element.dimensions),
+        _element.type, _element.dimensions),
       HINT = 'Searches scan the table. With "quantization" halfvec an index holds 4000 dimensions, with '
         'binary 64000.';
   ELSIF _element.dimensions > 0 THEN

@@ -39,8 +39,7 @@ BEGIN
     EXECUTE format('COMMENT ON COLUMN %s.segment_embedding IS %L', ml_rag._full_name(_one.oid::regclass),
       replace(_one.comment,
       _one.marker, format('%s,KEPT_UNTIL=%s.%s.%s', regexp_replace(_one.marker, ',KEPT_UNTIL=[0-9.]*', ''),
-        _one.system,
-        _one.database, pg_snapshot_xmin(pg_current_snapshot()))));
+        _one.system, _one.database, pg_snapshot_xmin(pg_current_snapshot()))));
   END LOOP;
 END
 $$;
@@ -100,8 +99,7 @@ DECLARE
 BEGIN
   EXECUTE format('ALTER TABLE %s ADD CONSTRAINT ml_rag_now CHECK (ARRAY[%s, %s] IS NULL) NOT VALID,'
     ' ADD CONSTRAINT ml_rag_before CHECK (ARRAY[%s, %s] IS NULL) NOT VALID', _relation, segment,
-    document_name,
-    ml_rag._expression(relation, 'segment'), ml_rag._expression(relation, 'document_name'));
+    document_name, ml_rag._expression(relation, 'segment'), ml_rag._expression(relation, 'document_name'));
   IF 1 < (SELECT count(DISTINCT pg_get_constraintdef(c.oid)) FROM pg_constraint AS c
           WHERE c.conrelid = relation AND c.conname IN ('ml_rag_now', 'ml_rag_before')) THEN
     _differs := format('segment is %s, document_name is %s', ml_rag._expression(relation, 'segment'),

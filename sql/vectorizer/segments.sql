@@ -118,8 +118,7 @@ BEGIN
       format('DELETE FROM %s AS s USING ml_rag_old AS o WHERE %s', _segments, _keys.old)]
     WHEN 'UPDATE' THEN ARRAY[
       format('SELECT FROM %s AS s, ml_rag_new AS n WHERE %s AND (%s OR %s) FOR UPDATE OF s', _segments,
-        _keys.new, _other_text,
-        _other_name),
+        _keys.new, _other_text, _other_name),
       format('DELETE FROM %s AS s USING ml_rag_new AS n WHERE %s AND %s', _segments, _keys.new, _other_text),
       format('UPDATE %s AS s SET document_name = n.document_name, metadata = s.metadata || %s FROM '
         'ml_rag_new AS n'
@@ -129,8 +128,7 @@ BEGIN
     WHEN 'KEY' THEN ARRAY[
       format('SELECT FROM %s AS s, %s WHERE %s FOR UPDATE OF s', _segments, _rows, _keys.old),
       format('UPDATE %s AS s SET %s, document_id = %s FROM %s WHERE %s', _segments, _keys.set,
-        _keys.document_id, _rows,
-        _keys.old)]
+        _keys.document_id, _rows, _keys.old)]
     WHEN 'TRUNCATE' THEN ARRAY['TRUNCATE ' || _segments] END;
 END
 $$;
