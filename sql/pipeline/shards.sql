@@ -63,40 +63,63 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._why_silent(sqlstate text, message text, detail text, context text) RETURNS text
+CREATE FUNCTION ml_rag._is_of_server(context text, VARIADIC written text[]) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+-- purpose: whether an error is one of another server. It can have any SQLSTATE, words and context there, but
+-- postgres_fdw adds a line, which what is written here, a statement or names in it, can only look like
+DECLARE
+  _one text;
+BEGIN
+  FOREACH _one IN ARRAY written LOOP
+    context := replace(context, _one, '');
+  END LOOP;
+  RETURN strpos(E'\n' || context, E'\nremote SQL command: ') > 0;
+END
+$$;
+
+CREATE FUNCTION ml_rag._why_silent(sqlstate text, message text, detail text, is_of_server boolean) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: in one line why a server does not answer, where an error of postgres_fdw, or of Citus, says so: no
 -- connection, none left, shut down, or its own statement_timeout or lock_timeout; else null
--- The context of a cancel of this session begins with a statement that runs here, in which names can be
--- anything. Where no connection is made, the detail has the reason; that of an error of the server itself
--- could have values of its rows.
+-- A server that says what would end the call here does not answer either. Where no connection is made, the
+-- detail has the reason; that of an error of the server itself could have values of its rows.
+DECLARE
+  _message text := left(message, 1000);
 BEGIN
-  RETURN CASE WHEN sqlstate ~ '^08' AND (message ~ 'server "|remote node ' OR context ~ 'remote SQL command')
-      OR context ~ 'remote SQL command' AND sqlstate ~ '^(57P|53300)'
-      OR context ~ '^remote SQL command: ' AND sqlstate IN ('57014', '55P03')
-      OR sqlstate = '53300' AND message ~ 'connect to server'
+  RETURN CASE WHEN sqlstate ~ '^08' AND (_message ~ 'server "|remote node ' OR is_of_server)
+      OR is_of_server AND sqlstate ~ '^(57|40|53300|55P03)'
+      OR sqlstate = '53300' AND _message ~ 'connect to server'
       -- of Citus, where a connection that it had is lost
-      OR sqlstate = 'XX000' AND message ~ '^failure on connection marked as essential'
-    THEN left(regexp_replace(concat_ws(': ', rtrim(message, '.'),
-      CASE WHEN sqlstate = '08001' THEN nullif(rtrim(detail, '.'), '') END), '\s+', ' ', 'g'), 500) END;
+      OR sqlstate = 'XX000' AND _message ~ '^failure on connection marked as essential'
+    THEN left(regexp_replace(concat_ws(': ', rtrim(_message, '.'),
+      CASE WHEN sqlstate = '08001' THEN nullif(rtrim(left(detail, 1000), '.'), '') END), '\s+', ' ', 'g'), 500) END;
 END
+$$;
+
+CREATE FUNCTION ml_rag._state_here(sqlstate text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+-- purpose: the SQLSTATE that an error of another server has here: none that would end the call
+SELECT CASE WHEN sqlstate ~ '^(57|40)' THEN '08006' ELSE sqlstate END
 $$;
 
 CREATE FUNCTION ml_rag._silent(shard regclass) RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: why a shard does not answer; null = it does  Reads: the shard, as the caller
 DECLARE
+  _statement text := format('SELECT FROM %s LIMIT 1', ml_rag._relation_name(shard));
+  _is_of_server boolean;
   _context text;
   _detail text;
   _why text;
 BEGIN
-  EXECUTE format('SELECT FROM %s LIMIT 1', ml_rag._relation_name(shard));
+  EXECUTE _statement;
   RETURN NULL;
-EXCEPTION WHEN query_canceled OR OTHERS THEN
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL;
-  _why := ml_rag._why_silent(SQLSTATE, SQLERRM, _detail, _context);
-  -- 42501: it does answer
-  IF _why IS NULL AND SQLSTATE <> '42501' THEN
+  _is_of_server := ml_rag._is_of_server(_context, _statement);
+  _why := ml_rag._why_silent(SQLSTATE, SQLERRM, _detail, _is_of_server);
+  -- with an error it does answer, too
+  IF _why IS NULL AND NOT _is_of_server AND SQLSTATE <> '42501' THEN
     RAISE;
   END IF;
   RETURN _why;
@@ -104,13 +127,15 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._shard_failure(store ml_rag.store, sqlstate text, message text, detail text,
-  context text) RETURNS jsonb
+  is_of_server boolean, is_only boolean) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the error that names the shard that does not answer; null = that is not what an error says
+-- purpose: the error that names the shard that does not answer; null = that is not what an error says, or,
+-- unless no other store was read, none of this one's is silent
 -- Reads: the shards, as the caller
 DECLARE
-  _why text := ml_rag._why_silent(sqlstate, message, detail, context);
-  _server text := substring(message FROM 'server "([^"]+)"');
+  _why text := ml_rag._why_silent(sqlstate, message, detail, is_of_server);
+  -- of postgres_fdw; a server can say anything
+  _server text := CASE WHEN NOT is_of_server THEN substring(left(message, 1000) FROM 'server "([^"]+)"') END;
   _shard record;
   _name text;
 BEGIN
@@ -130,6 +155,9 @@ BEGIN
       EXIT;
     END IF;
   END LOOP;
+  IF _name IS NULL AND NOT is_only THEN
+    RETURN NULL;
+  END IF;
   RETURN ml_rag._failure(store.vector_store, '08006',
     format('shard %s of "%s" does not answer', coalesce(_name, 'unknown'), store.vector_store),
     concat(_why, '.'), 'Search the others with "partial": true, or call again when it is back.');
@@ -351,15 +379,17 @@ CREATE FUNCTION ml_rag._ask_arm(store ml_rag.store, asked regclass[], request js
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: what shards answer to a request for an arm: for statistics of n words one answer, what their
 -- keyword indexes count together and what is here; for n hits one of each shard; one of another version has
--- no hits. failure: where one does not answer. A shard can be anybody's server, and is taken at its word in
--- nothing.
+-- no hits. failure: where one does not answer, or has an error. A shard can be anybody's server, and is taken
+-- at its word in nothing.
 -- Reads: the shards, as the caller
 DECLARE
   _types CONSTANT jsonb := '{"document_name": "string", "document_id": "number", "document_key": "string",
     "segment_number": "number", "segment": "string", "distance": "number", "keyword_score": "number",
     "score": "number"}';
   _detail text;
+  _hint text;
   _context text;
+  _is_of_server boolean;
   _one record;
   _counts jsonb;
   _hits jsonb;
@@ -423,9 +453,17 @@ BEGIN
     END IF;
   END LOOP;
 EXCEPTION WHEN query_canceled OR OTHERS THEN
-  GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL;
-  failure := ml_rag._shard_failure(store, SQLSTATE, SQLERRM, _detail, _context);
-  IF failure IS NULL THEN
+  GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL,
+    _hint = PG_EXCEPTION_HINT;
+  _is_of_server := ml_rag._is_of_server(_context, VARIADIC ARRAY(
+    SELECT w.written FROM unnest(asked) AS s
+    CROSS JOIN LATERAL unnest(ARRAY[s, ml_rag._calls_of(s)]) AS r
+    CROSS JOIN LATERAL unnest(ARRAY[quote_literal(r), ml_rag._relation_name(r)]) AS w (written)
+    WHERE r IS NOT NULL));
+  failure := ml_rag._shard_failure(store, SQLSTATE, SQLERRM, _detail, _is_of_server, true);
+  IF failure IS NULL AND _is_of_server THEN
+    failure := ml_rag._failure(store.vector_store, SQLSTATE, SQLERRM, _detail, _hint);
+  ELSIF failure IS NULL THEN
     RAISE;
   END IF;
 END
@@ -439,15 +477,21 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 DECLARE
   _context text;
   _detail text;
+  _is_of_server boolean;
   _store ml_rag.store;
 BEGIN
   EXECUTE format('SELECT to_jsonb(r) FROM (%s) AS r', statement) INTO answer;
 EXCEPTION WHEN query_canceled OR OTHERS THEN
   GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL;
+  _is_of_server := ml_rag._is_of_server(_context, statement);
   FOREACH _store IN ARRAY stores LOOP
-    failure := coalesce(failure, ml_rag._shard_failure(_store, SQLSTATE, SQLERRM, _detail, _context));
+    failure := coalesce(failure, ml_rag._shard_failure(_store, SQLSTATE, SQLERRM, _detail, _is_of_server,
+      cardinality(stores) = 1));
   END LOOP;
-  IF failure IS NULL THEN
+  IF failure IS NULL AND _is_of_server THEN
+    RAISE EXCEPTION USING ERRCODE = ml_rag._state_here(SQLSTATE), MESSAGE = left(SQLERRM, 500),
+      DETAIL = left(_detail, 500);
+  ELSIF failure IS NULL THEN
     RAISE;
   END IF;
 END
@@ -465,9 +509,14 @@ DECLARE
 BEGIN
   EXECUTE statement;
   RETURN NULL;
-EXCEPTION WHEN assert_failure OR OTHERS THEN
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT,
     _context = PG_EXCEPTION_CONTEXT;
+  IF ml_rag._is_of_server(_context, statement) THEN
+    RETURN ml_rag._failure(store.vector_store, ml_rag._state_here(SQLSTATE), SQLERRM, _detail, _hint);
+  ELSIF SQLSTATE = '57014' THEN
+    RAISE;
+  END IF;
   RETURN ml_rag._failure(store.vector_store, SQLSTATE, SQLERRM,
     concat_ws(E'\n', nullif(_detail, ''),
       nullif(rtrim(split_part(_context, 'SQL statement "', 1), E'\n'), '')), _hint);

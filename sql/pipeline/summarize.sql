@@ -58,6 +58,7 @@ DECLARE
   _context text;
   _detail text;
   _hint text;
+  _is_of_server boolean;
   _failure jsonb;
   _failures jsonb[] := '{}';
 BEGIN
@@ -79,11 +80,12 @@ BEGIN
     EXCEPTION WHEN query_canceled OR OTHERS THEN
       GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL,
         _hint = PG_EXCEPTION_HINT;
-      _failure := ml_rag._shard_failure(_store, SQLSTATE, SQLERRM, _detail, _context);
+      _is_of_server := ml_rag._is_of_server(_context, ml_rag._relation_name(_store.relation));
+      _failure := ml_rag._shard_failure(_store, SQLSTATE, SQLERRM, _detail, _is_of_server, true);
       IF coalesce(_store.found, 'named') = 'named' OR _is_only THEN
         PERFORM ml_rag._raise(_failure);
         RAISE;
-      ELSIF _failure IS NULL AND SQLSTATE IN ('57014', '40001') THEN
+      ELSIF _failure IS NULL AND NOT _is_of_server AND SQLSTATE IN ('57014', '40001') THEN
         RAISE;
       END IF;
       _failures := _failures || coalesce(_failure,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from support.cluster import Connection, Database
 from support.loading import loader, loader_role, rows
 from support.partitions import CALLS, fill, send
 from support.shards import Shard, attach, empty, make_shard, map_roles, shards
-from support.stores import answer, error
+from support.stores import answer, error, warnings_of
 
 __all__ = ["loader"]
 WORDS = {"vector_store": ["public.four"], "skip_generate": True, **CALLS["words"]}
@@ -104,7 +105,7 @@ def test_a_taken_name_keeps_no_shard_away(
 def test_a_cancel_is_one_whatever_things_are_called(
     shard: Shard, loader: Connection, asker: Connection, owner: Connection
 ) -> None:
-    name = 'remote SQL command: "'
+    name = '\nremote SQL command: "'
     quoted = '"' + name.replace('"', '""') + '"'
     loader.execute("SELECT ml_rag.create_store(%s, '{\"partitions\": 1}')", (f"public.{quoted}",))
     loader.execute(f"GRANT SELECT ON {quoted} TO ml_rag_user")
@@ -345,6 +346,56 @@ def test_no_answer_and_several_are_refused(four: Connection, asker: Connection, 
             answer(asker, "birch", WORDS)
         with error("55000", "unexpected answer of shard", "four_s1"):
             attach(four, "four", 1, liar, "b")
+
+
+#: what would end a call here, be taken for a mistake of the caller's, or not be caught
+STATES = ["57014", "57P01", "40001", "40P01", "22023", "P0004", "P0001", "42501", "XX000"]
+LIE = (
+    "CREATE OR REPLACE FUNCTION public.fail() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN"
+    " IF {} THEN RAISE EXCEPTION USING ERRCODE = '{}',"
+    ' MESSAGE = \'invalid value for option "filters": server "server9"\'; END IF; RETURN true; END $$'
+)
+
+
+@pytest.fixture
+def unnamed(four: Connection, loader: Connection, owner: Connection, liar: Shard) -> Iterator[Shard]:
+    """``a`` is a shard and a foreign table of trusted roles, beside ``plain``, and fails as its server says."""
+    loader.execute("SELECT ml_rag.create_store('public.plain'); GRANT SELECT ON plain TO ml_rag_user")
+    send(loader, "plain", {"p": "birch"})
+    owner.execute(
+        "CREATE FOREIGN TABLE other (segment text, segment_number integer, document_name text,"
+        " segment_embedding vector(16)) SERVER server0 OPTIONS (table_name 'a'); GRANT SELECT ON other TO ml_rag_user;"
+        "COMMENT ON COLUMN other.segment_embedding IS 'HWVECTORSTORE EMBED_MODEL_ID=fake-embed'"
+    )
+    with liar.connect() as other:
+        other.execute(LIE.format("false", "P0001"))
+        other.execute(
+            "ALTER TABLE a RENAME TO rows_of_a; CREATE VIEW a AS SELECT * FROM rows_of_a WHERE fail();"
+            "GRANT SELECT ON a TO PUBLIC;"
+            "CREATE FUNCTION ml_rag._shard_answer(store oid, request jsonb) RETURNS jsonb LANGUAGE sql AS"
+            ' $$ SELECT \'{"statistics": [1, 1, [1]], "hits": []}\'::jsonb WHERE public.fail() $$'
+        )
+        yield liar
+        other.execute("DROP VIEW a; ALTER TABLE rows_of_a RENAME TO a; DROP FUNCTION fail() CASCADE")
+
+
+@pytest.mark.parametrize("call", ["words", "meaning", "filters", "neighbours", "partial"])
+def test_a_server_cannot_end_calls_that_do_not_name_its_stores(unnamed: Shard, asker: Connection, call: str) -> None:
+    options: dict[str, Any] = {"skip_generate": True, "n_citations": 100}
+    options |= {"partial": True} if call == "partial" else CALLS[call]
+    if call == "filters":
+        options["filters"] = {"document_id": {"gt": 0}}
+    fails = "true"
+    if call == "neighbours":  # read by a statement of their own, which alone fails
+        options |= {"rerank": {"candidates": 30}, "n_citations": 30}
+        fails = "EXISTS (SELECT FROM pg_cursors WHERE statement ~ 'segment_number = ANY')"
+    for state in STATES:
+        with unnamed.connect() as other:
+            other.execute(LIE.format(fails, state))
+        with warnings_of(asker) as told:
+            found = answer(asker, "birch", options)
+        assert "p" in [citation["document_name"] for citation in found["citations"]], state
+        assert any("neighbours" in text for *_, text in told) == (call == "neighbours"), state
 
 
 def test_requests_wait_for_nobody_once_their_call_is_cancelled(

@@ -239,7 +239,7 @@ def test_arms_of_all_stores_count_in_the_checks(name: str) -> None:
 
 def test_hits_that_were_reranked_are_widened() -> None:
     shape = Shape((FEW,), 3, COSINE, has_vector=True, overlap=1, form="hits")
-    statement = widening(shape, (HANDBOOK, Source(OTHER, (NEAR,))), "public")
+    statement = widening(shape, (HANDBOOK, Source(OTHER, (NEAR,))), "public", Slots())
     assert list(statement.slots) == ["hits"]
     assert "c.rerank_score" in statement.text
     assert "'rerank_score', h.rerank_score" in statement.text

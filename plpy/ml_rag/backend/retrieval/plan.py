@@ -48,9 +48,9 @@ def plan(shape: Shape, sources: tuple[Source, ...], schema: str, slots: Slots | 
     return _Plan(shape, sources, schema, slots or Slots()).statement()
 
 
-def widening(shape: Shape, sources: tuple[Source, ...], schema: str) -> Statement:
+def widening(shape: Shape, sources: tuple[Source, ...], schema: str, slots: Slots) -> Statement:
     """The statement that widens hits, given as JSON, by their neighbours."""
-    return _Plan(shape, sources, schema, Slots()).widening()
+    return _Plan(shape, sources, schema, slots).widening()
 
 
 def scored_rows(shape: Shape, source: Source, schema: str, i: int, *, takes_vectors: bool) -> Statement:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from ml_rag.backend import calls, rights
-from ml_rag.backend.retrieval import explain, kept, vectors
+from ml_rag.backend.retrieval import explain, vectors
 from ml_rag.backend.retrieval import request as requests
 from ml_rag.backend.retrieval import stores as discovery
 from ml_rag.backend.retrieval.arms import KEYWORD, SEMANTIC
@@ -18,6 +18,7 @@ from ml_rag.backend.retrieval.find import STORES, Failed, Finder, Found, ends
 from ml_rag.backend.retrieval.plan import widening
 from ml_rag.backend.retrieval.request import FILTERS, Request
 from ml_rag.backend.retrieval.search import Context, Search, Session
+from ml_rag.backend.retrieval.shards import Silent
 from ml_rag.backend.retrieval.stores import Embedding, Store
 from ml_rag.backend.retrieval.trace import Trace
 from ml_rag.backend.retrieval.vectors import Vectors
@@ -402,15 +403,21 @@ class Retrieval:
         self._trace.enter("expand")
         shape = found.search.shape._replace(overlap=request.overlap, form="hits")
         sources = tuple(source._replace(condition="") for source in found.sources)  # the hits have passed
-        made = kept.prepare(self._plpy, widening(shape, sources, self._schema))
+        is_named = any(source.store.found == "named" for source in found.sources)
         try:
-            row = made.execute(self._plpy, {"hits": hits})[0]
-        except self._plpy.SPIError as e:
-            if ends(e) or any(source.store.found == "named" for source in found.sources):
+            row = found.search.widened(shape, sources, hits)
+        except (self._plpy.SPIError, Silent) as e:
+            if isinstance(e, Silent):
+                failure = e.args[0]
+                if is_named:
+                    raise Failed(failure) from None
+            elif is_named or ends(e):
                 raise
+            else:
+                failure = {"sqlstate": sqlstate(e), "message": str(e)[:500]}
             warning = {
                 "warning": "the neighbours of segments cannot be read",
-                "skipped": f"{sqlstate(e)}: {str(e)[:500].rstrip('.')}.",
+                "skipped": f"{failure['sqlstate']}: {failure['message'].rstrip('.')}.",
                 "warning_hint": 'Segments are cited without neighbours, as with "segment_overlap": 0.',
             }
             _run(self._plpy, "warn", json.dumps([warning]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ml_rag.backend import indexes
@@ -12,7 +12,7 @@ from ml_rag.backend.retrieval import filters, functions, kept, shards
 from ml_rag.backend.retrieval import stores as discovery
 from ml_rag.backend.retrieval.arms import KEYWORD
 from ml_rag.backend.retrieval.filters import Filtered, Lookup
-from ml_rag.backend.retrieval.plan import plan
+from ml_rag.backend.retrieval.plan import plan, widening
 from ml_rag.backend.retrieval.request import AskedArm, Request
 from ml_rag.backend.retrieval.shape import (
     GIVEN,
@@ -424,7 +424,7 @@ class Search:
             self.reads += 1
             ways = self.set(sources)[2:]
             if any(self._reads_servers(source) for source in sources):
-                row = self._try(sources)
+                row = self._try(self.text(sources, self.shape), sources)
             else:
                 made = kept.statement(self._plpy, self.shape, tuple(sources), self._context.schema, ways)
                 row = made.execute(self._plpy, self.values)[0]
@@ -455,9 +455,19 @@ class Search:
     def _reads_servers(self, source: Source) -> bool:
         """Whether the statement may read other servers: not where what its arms have found there is given."""
         is_given = all(search is None or isinstance(search, Given) for search in source.searches)
+        return self._has_servers(source) and not (is_given and self.shape.overlap == 0)
+
+    def _has_servers(self, source: Source) -> bool:
         found = self._kinds.get(source.store, {})
-        has_servers = found.get("has_shards") or found.get("kind") in ("f", "distributed")
-        return bool(has_servers) and not (is_given and self.shape.overlap == 0)
+        return bool(found.get("has_shards") or found.get("kind") in ("f", "distributed"))
+
+    def widened(self, shape: Shape, sources: tuple[Source, ...], hits: str) -> Any:
+        """The row of the statement that widens hits by their neighbours. Raises Silent."""
+        schema = self._context.schema
+        if any(map(self._has_servers, sources)):
+            return self._try(widening(shape, sources, schema, Values({"hits": hits})).text, sources)
+        made = kept.prepare(self._plpy, widening(shape, sources, schema, Slots()))
+        return made.execute(self._plpy, {"hits": hits})[0]
 
     def _is_planned_anew(self, source: Source) -> bool:
         """Whether the planner is to know the values of the call: it leaves out partitions whose rows do not pass."""
@@ -474,11 +484,11 @@ class Search:
         ]
         return plan(shape, tuple(conditioned), self._context.schema, Values(self.values)).text
 
-    def _try(self, sources: list[Source]) -> Any:
+    def _try(self, text: str, sources: Sequence[Source]) -> Any:
         """The row of a statement that reads other servers. Raises Silent where one does not answer: only PL/pgSQL sees
         where an error comes from."""
         stores = json.dumps([record(source.store) for source in sources])
-        found = _run(self._plpy, "try", self.text(sources, self.shape), stores)[0]
+        found = _run(self._plpy, "try", text, stores)[0]
         if found["failure"] is not None:
             raise shards.Silent(json.loads(found["failure"]))
         return json.loads(found["found"])
