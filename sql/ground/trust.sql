@@ -90,16 +90,40 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._left_behind(relation oid) RETURNS oid[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
+-- purpose: the former owners of a table who still own the function that ml_rag has made its policy ask
+-- (store/policy): ALTER TABLE … OWNER TO leaves it behind, and its owner can put any code there
+-- Reads: the catalog
+BEGIN
+  RETURN ARRAY(
+    SELECT f.proowner FROM pg_class AS c JOIN pg_policy AS p ON p.polrelid = c.oid
+    JOIN pg_depend AS d ON d.classid = 'pg_policy'::regclass AND d.objid = p.oid
+      AND d.refclassid = 'pg_proc'::regclass
+    JOIN pg_proc AS f ON f.oid = d.refobjid AND f.proowner <> c.relowner
+    WHERE c.oid = relation AND c.relrowsecurity AND p.polname IN ('sees_parent', 'ml_rag_source'));
+END
+$$;
+
+CREATE FUNCTION ml_rag._code_owners(relations oid[]) RETURNS oid[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
+-- purpose: whose code can run when these relations are read: their owners, those of their schemas, and former
+-- ones  Reads: the catalog
+BEGIN
+  RETURN ARRAY(
+    SELECT DISTINCT unnest(ARRAY[c.relowner, n.nspowner] || ml_rag._left_behind(c.oid))
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY (relations));
+END
+$$;
+
 CREATE FUNCTION ml_rag._are_trusted(relations oid[], role oid DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SET search_path FROM CURRENT AS $$
 -- purpose: whether relations, such as a table and its partitions, may be touched unasked: a role, by default
--- the caller's, trusts their owners and those of their schemas  Reads: the catalog
+-- the caller's, trusts those whose code can run then  Reads: the catalog
 BEGIN
   RETURN coalesce((
-    SELECT bool_and(ml_rag._trusts(o.owner, role)) FROM (
-      SELECT DISTINCT unnest(ARRAY[c.relowner, n.nspowner]) AS owner
-      FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-      WHERE c.oid = ANY (relations)) AS o), false);
+    SELECT bool_and(ml_rag._trusts(o.owner, role)) FROM unnest(ml_rag._code_owners(relations)) AS o (owner)),
+    false);
 END
 $$;
 
@@ -109,11 +133,12 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- the catalog
 DECLARE
   _found record;
+  _former oid;
 BEGIN
   FOR _found IN
     SELECT CASE c.oid WHEN relation THEN 'It' ELSE 'A relation that is read with it' END AS subject,
       c.relowner AS owner,
-      n.nspname AS schema, n.nspowner AS schema_owner
+      n.nspname AS schema, n.nspowner AS schema_owner, ml_rag._left_behind(c.oid) AS former_owners
     FROM unnest(ml_rag._read_with(relation)) WITH ORDINALITY AS r (oid, place)
     JOIN pg_class AS c ON c.oid = r.oid JOIN pg_namespace AS n ON n.oid = c.relnamespace ORDER BY r.place
   LOOP
@@ -124,6 +149,12 @@ BEGIN
       RETURN format('%s is in schema %I, which belongs to role %s, which you do not trust.', _found.subject,
         _found.schema, quote_ident(pg_get_userbyid(_found.schema_owner)));
     END IF;
+    FOREACH _former IN ARRAY _found.former_owners LOOP
+      IF NOT ml_rag._trusts(_former) THEN
+        RETURN format('%s has a policy whose function still belongs to a former owner, role %s, which you do '
+          'not trust.', _found.subject, quote_ident(pg_get_userbyid(_former)));
+      END IF;
+    END LOOP;
   END LOOP;
   RETURN NULL;
 END

@@ -13,9 +13,12 @@ import pytest
 from psycopg import sql
 
 from support.cluster import Connection, Database
+from support.loading import loader, loader_role
 from support.nodes import create
 from support.plans import plan
-from support.stores import create_store, insert, search
+from support.stores import create_store, error, fake_embedding, insert, search
+
+__all__ = ["loader"]
 
 #: w: what is looked for. The long ones are pages of their own.
 CONDITIONS = [
@@ -147,6 +150,42 @@ def test_a_function_goes_with_a_table_that_is_dropped_by_itself(db: Database, ow
     owner.execute(f"CREATE FUNCTION mine_{oid}_visible() RETURNS boolean LANGUAGE sql RETURN true")
     owner.execute("DROP TABLE docs_sentences")
     assert owner.execute(made).fetchall() == [(f"mine_{oid}_visible",)]
+
+
+def test_a_former_owner_keeps_no_code_in_what_is_searched_unasked(
+    db: Database, owner: Connection, loader: Connection
+) -> None:
+    """ALTER TABLE … OWNER TO leaves the function of the policy behind, and whoever owns that can replace it."""
+    former = f'"{loader_role(db)}"'
+    owner.execute(f"REVOKE ml_rag_publisher FROM {former}; GRANT CREATE ON SCHEMA public TO {former}".encode())
+    create_store(owner, rows=[("a", 1, 1, "Herons wait.", fake_embedding("Herons wait."))], type="vector(16)")
+    owner.execute(f"ALTER TABLE docs OWNER TO {former}".encode())
+    create(loader, "sentences", transform="sentence")
+    loader.execute("CREATE TABLE items (id integer PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'Grebes.')")
+    options = '{"columns": "note", "destination": "table", "embed_model_id": "fake-embed"}'
+    loader.execute("SELECT ml_rag.create_vectorizer('items', %s)", (options,))
+    loader.execute("CALL ml_rag.run_vectorizer('items')")
+    loader.execute("CREATE TABLE ran (by name); GRANT INSERT ON ran TO PUBLIC")
+    for table in ("docs", "docs_sentences", "items", "items_segments"):
+        owner.execute(f"ALTER TABLE {table} OWNER TO CURRENT_USER; GRANT SELECT ON {table} TO ml_rag_user".encode())
+    made = "SELECT p.oid::regproc, pg_get_function_identity_arguments(p.oid) FROM pg_proc AS p WHERE p.proowner = %s"
+    functions = owner.execute(made + "::regrole AND p.proname ~ '_visible$'", (former,)).fetchall()
+    assert len(functions) == 2
+    for name, arguments in functions:
+        loader.execute(
+            f"CREATE OR REPLACE FUNCTION {name}({arguments}) RETURNS boolean LANGUAGE sql AS"
+            " 'INSERT INTO public.ran VALUES (current_user) RETURNING true'".encode()
+        )
+        loader.execute(f"ALTER FUNCTION {name}({arguments}) VOLATILE".encode())
+    asker = db.connect("asker")
+    assert [row[1] for row in search(asker, "herons", {"n_citations": 10})] == ["public.docs"]
+    with error("55000", "no vector store has a node group"):
+        search(asker, "herons", {"arms": [{"search": "semantic", "in": "sentences"}]})
+    assert owner.execute("SELECT count(*) FROM ran").fetchone() == (0,)
+    # given away with the functions, as REASSIGN OWNED does
+    for name, arguments in functions:
+        owner.execute(f"ALTER FUNCTION {name}({arguments}) OWNER TO CURRENT_USER".encode())
+    assert len(search(asker, "herons", {"n_citations": 10})) == 2
 
 
 def test_functions_of_the_same_name_are_in_nobodys_way(db: Database, owner: Connection) -> None:

@@ -124,7 +124,8 @@ _NAME = "(pg_identify_object('pg_class'::regclass, c.oid, 0)).identity"
 #: what VACUUM changes in place, names that statements find them and their types by, and what the caller may do
 _VERSIONS = f"""SELECT c.oid::int8 AS relation, c.relowner::int8 AS owner, n.nspowner::int8 AS schema_owner,
   pg_get_userbyid(c.relowner) = current_user AS is_own, pg_get_userbyid(n.nspowner) = current_user AS is_own_schema,
-  c.relkind = 'v' OR c.relhassubclass AS has_parts,
+  c.relkind = 'v' OR c.relhassubclass
+    OR CASE WHEN c.relrowsecurity THEN cardinality(ml_rag._left_behind(c.oid)) > 0 ELSE false END AS has_parts,
   (SELECT v.value FROM ml_rag.setting_value AS v WHERE v.name = 'searched_owners') AS searched_owners,
   concat(c.ctid, c.xmin, n.ctid, n.xmin, {_NAME}, c.reltuples BETWEEN 0 AND 20000, row_security_active(c.oid),
     has_table_privilege(c.oid, 'SELECT'), to_regclass('pg_catalog.pg_dist_partition') IS NULL, (
@@ -223,8 +224,7 @@ def _statements(schema: str) -> Statements:
             "is searched": ("SELECT ml_rag._is_searched($1, $2) AS answer", "oid", "oid"),
             "trusts": ("SELECT ml_rag._trusts($1) AS answer", "oid"),
             "owners": (
-                "SELECT DISTINCT unnest(ARRAY[c.relowner, n.nspowner])::int8 AS owner FROM pg_class AS c"
-                " JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY (ml_rag._read_with($1))",
+                "SELECT o.owner::int8 AS owner FROM unnest(ml_rag._code_owners(ml_rag._read_with($1))) AS o (owner)",
                 "oid",
             ),
             "default model": ("SELECT ml_rag._get_setting('embed_model_id') AS model",),
