@@ -112,6 +112,8 @@ BEGIN
 
   -- Reading it, if only no row, keeps the table from being dropped until the job stands; statements get its
   -- name and not the regclass, which prints as a number once it is dropped.
+  _input := to_regclass(_in.relation);
+  PERFORM ml_rag._hold(ARRAY[_input::oid]) WHERE _input IS NOT NULL;
   EXECUTE format('SELECT FROM %s LIMIT 0', _in.relation);
   _input := _in.relation::regclass;
   PERFORM ml_rag._column_type(_input, _in.column_name, _in.relation);
@@ -148,8 +150,8 @@ BEGIN
       _out.column_name, _type, (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k));
     _output := _out.relation::regclass;
   ELSE
+    PERFORM ml_rag._hold(ARRAY[_output::oid]);
     EXECUTE format('SELECT FROM %s LIMIT 0', _out.relation);
-    _output := _out.relation::regclass;
     SELECT format_type(a.atttypid, a.atttypmod) INTO _existing FROM pg_attribute AS a
     WHERE a.attrelid = _output AND a.attname = _out.column_name AND a.attnum > 0 AND NOT a.attisdropped;
     IF EXISTS (SELECT FROM unnest(_key) AS k WHERE NOT EXISTS (

@@ -66,6 +66,7 @@ BEGIN
     PERFORM ml_rag._no_store(ml_rag._parse_rag_options(jsonb_build_object('vector_store',
       jsonb_build_array(_name))));
   END IF;
+  PERFORM ml_rag._hold(ARRAY[_store.relation::oid]);
   _wanted := ARRAY[(_options ->> 'n')::integer, (_options ->> 'unanswerable')::integer];
   _left := _wanted;
   _language := CASE WHEN _options ? 'language' THEN format(' Its language: %s.', _options ->> 'language')

@@ -30,6 +30,7 @@ BEGIN
     PERFORM pg_catalog.set_config('search_path', path, true);
     _relation := source::pg_catalog.regclass;
     PERFORM pg_catalog.set_config('search_path', _path, true);
+    PERFORM ml_rag._hold(ARRAY[_relation::pg_catalog.oid]);
     _query := pg_catalog.format('TABLE %s', ml_rag._full_name(_relation));
   END IF;
   _query := pg_catalog.format(

@@ -62,6 +62,7 @@ BEGIN
   IF _store IS NULL THEN
     PERFORM ml_rag._no_store(jsonb_build_object('vector_store', jsonb_build_array(_name)));
   END IF;
+  PERFORM ml_rag._hold(ARRAY[_store.relation::oid]);
   IF (_own -> 'keep')::boolean THEN
     PERFORM ml_rag._check_keeper(_store, 'settings of its index');
   END IF;

@@ -183,6 +183,18 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._check_name(name text, relation regclass) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+-- purpose: refuse where a statement that named a relation has got another one, since it waited for its lock
+BEGIN
+  IF to_regclass(name) IS DISTINCT FROM relation THEN
+    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = format('table "%s" does not exist any more', name),
+      DETAIL = 'It was renamed or dropped during the call; another relation has its name.',
+      HINT = 'Try again.';
+  END IF;
+END
+$$;
+
 CREATE FUNCTION ml_rag._hold(relations oid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: these relations keep their names and owners until the end of the transaction; a check of owners
@@ -204,11 +216,7 @@ BEGIN
       EXECUTE format('DEALLOCATE ml_rag_held; PREPARE ml_rag_held AS SELECT FROM ONLY %s', _name);
     END;
     EXECUTE 'DEALLOCATE ml_rag_held';
-    IF to_regclass(_name) IS DISTINCT FROM _relation THEN
-      RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = format('table "%s" does not exist any more', _name),
-        DETAIL = 'It was renamed or dropped during the call; another relation has its name.',
-        HINT = 'Try again.';
-    END IF;
+    PERFORM ml_rag._check_name(_name, _relation);
   END LOOP;
 END
 $$;

@@ -224,6 +224,7 @@ BEGIN
       MESSAGE = format('%s is not a table or view', coalesce(_relation::text, 'null'));
   END IF;
   PERFORM ml_rag._check_writable('a table cannot be adopted', _relation);
+  PERFORM ml_rag._hold(ARRAY[_relation::oid]);
   PERFORM ml_rag.parse_options('vector_store_columns', _options -> 'vector_store_columns');
   _found := ml_rag._adopted_columns(_relation, jsonb_strip_nulls(_options -> 'vector_store_columns'));
   IF _options ? 'collection' AND _found.kind <> 'langchain-postgres PGVector' THEN

@@ -73,6 +73,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 DECLARE
   _n bigint;
 BEGIN
+  PERFORM ml_rag._hold(ARRAY[store::oid]);
   EXECUTE format('SELECT count(*) FROM %s AS t WHERE t.%I IS NULL AND t.%I ~ ''[^[:space:]]''',
     ml_rag._relation_name(store), column_name, segment) INTO _n;
   RETURN _n;
@@ -207,6 +208,7 @@ DECLARE
   _relation text;
   _one record;
 BEGIN
+  PERFORM ml_rag._hold(ARRAY[store::oid]);
   _relation := ml_rag._relation_name(store);
   FOR _one IN
     SELECT e.*, coalesce((ml_rag._embedding_trigger(store, e.attnum)).segment, 'segment') AS segment

@@ -38,12 +38,14 @@ DECLARE
   _began timestamptz := clock_timestamp();
   _wait numeric;
   _holders text;
+  _name text := ml_rag._relation_name(store);
 BEGIN
   FOR _attempt IN 0..1000000 LOOP
     _wait := least(longest, 0.5 * 2 ^ least(_attempt, 20), _most);
     BEGIN
       PERFORM set_config('lock_timeout', format('%sms', ceil(1000 * _wait)), true);
-      EXECUTE format('LOCK TABLE %s IN %s MODE', ml_rag._relation_name(store), mode);
+      EXECUTE format('LOCK TABLE %s IN %s MODE', _name, mode);
+      PERFORM ml_rag._check_name(_name, store);
       PERFORM set_config('lock_timeout', _lock_timeout, true);
       RETURN;
     EXCEPTION WHEN lock_not_available OR deadlock_detected THEN

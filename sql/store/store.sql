@@ -177,6 +177,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: which of the documents the store has, and the metadata of a segment of each  Reads: the store, as
 -- the caller
 BEGIN
+  PERFORM ml_rag._hold(ARRAY[store::oid]);
   RETURN QUERY EXECUTE format(CASE WHEN ml_rag._is_distributed(store)
     -- Citus takes no LIMIT for each name
     THEN 'SELECT DISTINCT ON (s.document_name) s.document_name::text, s.metadata FROM %s AS s WHERE '
@@ -194,6 +195,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- Writes: the store, as the caller
 BEGIN
   PERFORM pg_advisory_xact_lock(ml_rag._store_key(store));
+  PERFORM ml_rag._hold(ARRAY[store]);
   EXECUTE format($sql$
     UPDATE %s AS s SET metadata = coalesce(jsonb_set(s.metadata || $2, '{source,keys}',
       (s.metadata #> '{source,keys}') - ARRAY(SELECT jsonb_object_keys($2))), s.metadata || $2)
@@ -237,6 +239,7 @@ DECLARE
   _is_taken boolean := true;
 BEGIN
   PERFORM pg_advisory_xact_lock(ml_rag._store_key(store));
+  PERFORM ml_rag._hold(ARRAY[store]);
   _relation := ml_rag._relation_name(store);
   SELECT string_agg(format(', s.%I::text AS c%s', c.name, c.place), '' ORDER BY c.place),
     string_agg(format('(%L, g.c%s, %L::boolean, %L::boolean)', c.name, c.place, c.is_unique, c.fills_itself),
@@ -489,6 +492,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- Reads: the store, as the caller
 BEGIN
   PERFORM ml_rag._check_store(store, NULL);
+  PERFORM ml_rag._hold(ARRAY[store::oid]);
   RETURN QUERY EXECUTE format(
     'SELECT DISTINCT s.document_name::text FROM %s AS s WHERE starts_with(s.document_name, $1)',
     ml_rag._relation_name(store)) USING prefix;
@@ -507,6 +511,7 @@ DECLARE
 BEGIN
   PERFORM ml_rag._check_store(store, NULL);
   PERFORM pg_advisory_xact_lock(ml_rag._store_key(store::oid));
+  PERFORM ml_rag._hold(ARRAY[store::oid]);
   EXECUTE format($sql$
     WITH gone AS (
       DELETE FROM %s AS s WHERE s.document_name = ANY ($1) AND s.metadata ? 'source' RETURNING s.document_name

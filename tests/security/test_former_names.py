@@ -65,6 +65,23 @@ def make_nodes(owner: Connection) -> None:
     )
 
 
+def make_other(owner: Connection) -> None:
+    make_docs(owner)
+    owner.execute("CALL ml_rag.add_embedding('docs', 'other', '{\"embed_model_id\": \"fake-embed\"}')")
+
+
+def make_indexed(owner: Connection) -> None:
+    make_docs(owner)
+    owner.execute("SELECT ml_rag.index_store('docs', 'COSINE', '{\"type\": \"hnsw\"}'::jsonb)")
+
+
+def make_results(owner: Connection) -> None:
+    owner.execute(
+        "CREATE TABLE items (id integer PRIMARY KEY, name text); INSERT INTO items VALUES (1, 'lamp');"
+        "CREATE TABLE results (id integer PRIMARY KEY)"
+    )
+
+
 def make_collections(owner: Connection) -> None:
     owner.execute(
         "CREATE TABLE langchain_pg_collection (uuid uuid PRIMARY KEY, name varchar NOT NULL UNIQUE, cmetadata json);"
@@ -86,6 +103,12 @@ class Case:
 
 SEARCH = "CALL ml_rag('text', '{{\"skip_generate\": true{}}}', NULL)"
 VECTOR = f', "query_embedding": {NEAR}'
+MODEL = '{"embed_model_id": "fake-embed"}'
+#: a table in place of the view
+PLANTED = (
+    "SELECT; DROP VIEW docs; CREATE TABLE docs (document_name text, metadata jsonb); GRANT ALL ON docs TO PUBLIC;"
+    "CREATE TRIGGER t BEFORE DELETE ON docs FOR EACH STATEMENT EXECUTE FUNCTION evil_trigger()"
+)
 CASES = {
     "the view of vectorizers": Case(make_items, "items", ITEMS, None, "SELECT count(*) FROM ml_rag.vectorizer"),
     "a run": Case(make_items, "items", ITEMS, None, "CALL ml_rag.run_vectorizer('items')"),
@@ -112,6 +135,29 @@ CASES = {
         None,
         "SELECT ml_rag.adopt('langchain_pg_embedding',"
         ' \'{"embed_model_id": "fake-embed", "collection": "birds", "sample": 0}\')',
+    ),
+    "a table that is adopted": Case(make_docs, "docs", STORE, None, f"SELECT ml_rag.adopt('docs', '{MODEL}')"),
+    "what is loaded into": Case(
+        make_docs, "docs", STORE, None, "SELECT ml_rag.load_document('docs', 'a.txt', 'a lamp'::bytea)"
+    ),
+    "the names of documents": Case(make_docs, "docs", STORE, None, "SELECT ml_rag.documents_below('docs', 'd')"),
+    "what loses documents": Case(make_docs, "docs", PLANTED, None, "SELECT ml_rag.remove_documents('docs', '{d}')"),
+    "the states of documents": Case(
+        make_docs, "docs", STORE, None, "SELECT ml_rag.unchanged_documents('docs', '{d}', '{00}')"
+    ),
+    "the embeddings of a store": Case(make_other, "docs", STORE, None, "SELECT * FROM ml_rag.embeddings('docs')"),
+    "another default embedding": Case(
+        make_other, "docs", STORE.replace("segment_embedding", "segment_embedding_other"), None,
+        "SELECT ml_rag.use_embedding('docs', 'other')",
+    ),
+    "the sample of an index": Case(make_indexed, "docs", STORE, None, "SELECT ml_rag.tune_index('docs')"),
+    "what questions are made of": Case(make_docs, "docs", STORE, None, "SELECT * FROM ml_rag.make_questions('docs')"),
+    "a table of questions": Case(make_items, "items", ITEMS, None, "SELECT ml_rag_evaluate('items'::regclass)"),
+    "a column that is embedded": Case(
+        make_results, "items", ITEMS, None, "CALL ml_embed_table('public.items.name', 'public.results.v')"
+    ),
+    "a table of results": Case(
+        make_results, "results", ITEMS, None, "CALL ml_embed_table('public.items.name', 'public.results.v')"
     ),
     "a search": Case(make_docs, "docs", STORE, None, SEARCH.format("")),
     "a search by a vector": Case(make_docs, "docs", STORE, None, SEARCH.format(VECTOR)),
