@@ -235,15 +235,38 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._changed_with(relation oid) RETURNS oid[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
+-- purpose: a table and all that goes or changes with its rows: its parts, and tables whose foreign keys say
+-- CASCADE, SET NULL or SET DEFAULT
+-- Those are changed as their owners, but their AFTER triggers run as whoever has changed the table.
+-- Reads: the catalog, by triggers, as constraints have no index by the table that they refer to
+BEGIN
+  RETURN ARRAY(
+    WITH RECURSIVE part AS (
+      SELECT relation AS oid
+      UNION SELECT r.oid FROM part AS p CROSS JOIN LATERAL (
+        SELECT i.inhrelid FROM pg_inherits AS i WHERE i.inhparent = p.oid
+        UNION ALL SELECT t.tgconstrrelid FROM pg_trigger AS t JOIN pg_proc AS f ON f.oid = t.tgfoid
+        WHERE t.tgrelid = p.oid AND t.tgisinternal
+          AND f.proname ~ '^RI_FKey_(cascade|setnull|setdefault)_') AS r (oid)
+    )
+    SELECT p.oid FROM part AS p);
+END
+$$;
+
 CREATE FUNCTION ml_rag._refuse_foreign_trigger(relation regclass, filled regclass) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: refuse that a trigger function, which has the rights of its owner, writes a table of a role that
 -- this one does not trust
 -- ALTER TABLE … OWNER TO leaves the function behind; and whoever holds TRIGGER on a table can have a function
 -- of its own run, by a condition too, or a text as a statement, by an argument of another's function. Only
--- the owner can ENABLE ALWAYS a trigger.
+-- the owner can ENABLE ALWAYS a trigger. Whoever holds REFERENCES on a table of segments can have its rows
+-- change others when they go; of the table itself no key is changed.
 -- Reads: the catalog  Errors: 42501; 55000 isolation level
 DECLARE
+  _refers boolean := filled <> relation;
+  _tables oid[] := CASE WHEN _refers THEN ml_rag._changed_with(filled) ELSE ml_rag._parts(filled) END;
   _found record;
 BEGIN
   IF NOT ml_rag._are_trusted(ml_rag._parts(relation) || ml_rag._parts(filled)) THEN
@@ -255,24 +278,39 @@ BEGIN
         'of that role.',
       HINT = 'Give the function to the owner of the table: ALTER FUNCTION … OWNER TO ….';
   END IF;
+  SELECT c.oid::regclass AS table, pg_get_userbyid(c.relowner) AS owner INTO _found
+  FROM unnest(_tables) AS t (oid) JOIN pg_class AS c ON c.oid = t.oid
+  WHERE t.oid <> filled AND NOT ml_rag._are_trusted(ARRAY[c.oid]) ORDER BY c.oid LIMIT 1;
+  IF FOUND THEN
+    RAISE EXCEPTION USING ERRCODE = '42501',
+      MESSAGE = format('rows of "%s" refer to "%s"', _found.table, filled),
+      DETAIL = format('Their foreign key changes them together, and triggers of role %s, which you do not '
+        'trust, would run with the rights of %s.', quote_ident(_found.owner), quote_ident(current_user)),
+      HINT = format('Drop the foreign key, and REVOKE REFERENCES ON %s FROM the role.', filled);
+  END IF;
   SELECT c.oid::regclass AS table, g.role INTO _found
   FROM pg_class AS c CROSS JOIN LATERAL (
-    SELECT a.grantee FROM aclexplode(c.relacl) AS a WHERE a.privilege_type = 'TRIGGER'
+    SELECT a.grantee FROM aclexplode(c.relacl) AS a
+    WHERE a.privilege_type = 'TRIGGER' OR _refers AND a.privilege_type = 'REFERENCES'
+    UNION ALL SELECT a.grantee FROM pg_attribute AS n CROSS JOIN LATERAL aclexplode(n.attacl) AS a
+    WHERE _refers AND n.attrelid = c.oid AND a.privilege_type = 'REFERENCES'
     -- whatever the snapshot
     UNION ALL SELECT r.oid FROM pg_roles AS r
     WHERE r.rolname IN (session_user, current_setting('role'))
-      AND has_table_privilege(r.oid, c.oid, 'TRIGGER')) AS g (role)
-  WHERE c.oid = ANY (ml_rag._parts(filled)) AND NOT ml_rag._trusts(g.role)
+      AND (has_table_privilege(r.oid, c.oid, 'TRIGGER')
+        OR _refers AND has_any_column_privilege(r.oid, c.oid, 'REFERENCES'))) AS g (role)
+  WHERE c.oid = ANY (_tables) AND NOT ml_rag._trusts(g.role)
     AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') LIMIT 1;
   IF FOUND THEN
     -- a trigger runs as soon as it is there, but is in the catalog of later snapshots only
     RAISE EXCEPTION USING ERRCODE = '55000',
       MESSAGE = format('triggers of "%s" cannot be checked at this isolation level', _found.table),
-      DETAIL = format('Role %s may create triggers, and isolation level %s hides those that were just '
-        'created.',
+      DETAIL = format('Role %s may create triggers or foreign keys, and isolation level %s hides those that '
+        'were just created.',
         CASE _found.role WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(_found.role)) END,
           current_setting('transaction_isolation')),
-      HINT = format('Write at READ COMMITTED, or REVOKE TRIGGER ON %s FROM the role.', _found.table);
+      HINT = format('Write at READ COMMITTED, or REVOKE TRIGGER, REFERENCES ON %s FROM the role.',
+        _found.table);
   END IF;
   SELECT t.tgname AS name, t.tgrelid::regclass AS table, r.* INTO _found
   FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid CROSS JOIN LATERAL (
@@ -288,7 +326,7 @@ BEGIN
     JOIN pg_proc AS p ON p.oid = f.match[1]::oid
     WHERE t.tgenabled <> 'A' AND p.pronamespace = 'pg_catalog'::regnamespace
       AND (p.provolatile = 'v' OR p.proname ~ '_to_xml')) AS r (role, why)
-  WHERE t.tgrelid = ANY (ml_rag._parts(filled)) AND NOT t.tgisinternal AND t.tgenabled <> 'D'
+  WHERE t.tgrelid = ANY (_tables) AND NOT t.tgisinternal AND t.tgenabled <> 'D'
     AND (r.role IS NULL OR NOT ml_rag._trusts(r.role))
   ORDER BY r.why = 'owner' DESC, r.role NULLS LAST LIMIT 1;
   IF FOUND THEN

@@ -328,6 +328,52 @@ def test_who_may_make_triggers_on_a_table_runs_no_code_as_its_owner_by_a_conditi
     assert attacker.execute("SELECT count(*) FROM hers.ran").fetchone() == (0,)
 
 
+@pytest.mark.parametrize("action", ["DELETE CASCADE", "DELETE SET NULL", "DELETE CASCADE ON UPDATE CASCADE"])
+def test_who_may_make_foreign_keys_on_segments_runs_no_code_as_their_owner(
+    db: Database, owner: Connection, attacker: Connection, action: str
+) -> None:
+    """A foreign key changes rows as the owner of its table; but AFTER triggers come later, as another role."""
+    owner.execute("CREATE SCHEMA shared; GRANT USAGE ON SCHEMA shared TO PUBLIC")
+    owner.execute("CREATE TABLE shared.items (id integer PRIMARY KEY, name text)")
+    owner.execute('SELECT ml_rag.create_vectorizer(\'shared.items\', \'{"columns": "name", "destination": "table"}\')')
+    role = sql.Identifier(db.role("tenant"))
+    owner.execute(sql.SQL("GRANT ALL ON shared.items TO {}").format(role))
+    owner.execute(sql.SQL("GRANT SELECT, REFERENCES ON shared.items_segments TO {}").format(role))
+    attacker.execute("INSERT INTO shared.items VALUES (1, 'lamp'), (2, 'chair')")
+    # a table that refers to one of the owner's, which refers to the segments
+    key = f"FOREIGN KEY (id, n) REFERENCES shared.items_segments ON {action}"
+    owner.execute(f"CREATE TABLE shared.marks (id integer, n integer UNIQUE, {key})".encode())
+    owner.execute(
+        sql.SQL("INSERT INTO shared.marks VALUES (2, 1); GRANT REFERENCES ON shared.marks TO {}").format(role)
+    )
+    attacker.execute(
+        "CREATE TABLE hers.ran (who name); GRANT INSERT ON hers.ran TO PUBLIC;"
+        "CREATE FUNCTION hers.evil() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN INSERT INTO hers.ran SELECT current_user; RETURN NEW; END$$"
+    )
+    other = f"FOREIGN KEY (n) REFERENCES shared.marks (n) ON {action}"
+    for table, made, value in (("a", key, "1, 1"), ("b", other, "2, 1")):
+        attacker.execute(f"CREATE TABLE hers.{table} (id integer, n integer, {made})".encode())
+        attacker.execute(
+            f"INSERT INTO hers.{table} VALUES ({value}); CREATE TRIGGER evil AFTER UPDATE OR DELETE ON hers.{table}"
+            " FOR EACH ROW EXECUTE FUNCTION hers.evil()".encode()
+        )
+    for table in ("a", "b"):
+        for statement in ("UPDATE shared.items SET name = 'red'", "UPDATE shared.items SET id = id + 5"):
+            with error("42501", f'rows of "hers.{table}" refer to "shared.items_segments"', "REVOKE REFERENCES"):
+                attacker.execute(statement)
+        attacker.execute(f"DROP TABLE hers.{table}".encode())
+    # of roles that are trusted: the owner's own table
+    attacker.execute("UPDATE shared.items SET name = 'red'")
+    assert attacker.execute("SELECT count(*) FROM hers.ran").fetchone() == (0,)
+    attacker.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    try:
+        with error("55000", "may create triggers or foreign keys", "REVOKE TRIGGER, REFERENCES"):
+            attacker.execute("INSERT INTO shared.items VALUES (3, 'lamp')")
+    finally:
+        attacker.execute("ROLLBACK")
+
+
 def test_a_trigger_with_a_condition_that_the_owner_answers_for(
     db: Database, owner: Connection, attacker: Connection
 ) -> None:
