@@ -2,7 +2,7 @@
 -- pipeline/nodes what one is.
 
 CREATE FUNCTION ml_rag._node_group(store regclass, name text) RETURNS ml_rag._node_group
-LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: a node group of a store, or the error
 DECLARE
   _found ml_rag._node_group;

@@ -17,7 +17,7 @@ CREATE TYPE ml_rag._node_group AS (
 );
 
 CREATE FUNCTION ml_rag._node_groups(store oid) RETURNS SETOF ml_rag._node_group
-LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 2 AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 2 AS $$
 -- purpose: the node groups of a store, in the order in which they were made
 -- A table of another owner than the store's is none: whoever reads the store trusts that one. Nor is one
 -- whose comment is no object, or longer than one that ml_rag has written: anybody may write a comment of 1
@@ -57,7 +57,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._node_tables(store oid) RETURNS oid[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: a store and its node groups, each with its parts: what is read where one of these is searched or
 -- filled
 -- Reads: the catalog

@@ -67,7 +67,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._pending(store regclass, column_name name, segment name) RETURNS bigint
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: how many rows have a text and no embedding in that column
 -- Reads: the store, as the caller
 DECLARE

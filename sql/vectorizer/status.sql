@@ -3,7 +3,7 @@
 CREATE FUNCTION ml_rag._vectorizers()
 RETURNS TABLE (relation regclass, options jsonb, pending bigint, oldest_pending timestamptz, failed bigint,
   rows bigint, truncated bigint, reason text)
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 10 SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
 -- purpose: the vectorizers of tables that the caller owns; what is read of the table itself is null where
 -- that could run code of a role that is not trusted, or where it fails, and reason says why
 -- Whoever owns a table may make a trigger with anything as its argument.

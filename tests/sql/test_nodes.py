@@ -859,3 +859,19 @@ def test_no_more_nodes_are_made_than_are_kept(asker: Connection) -> None:
         found = asker.execute(SPLIT.format("repeat(E'One.\\n\\n', %s)"), ('{"transform": "paragraph"}', n)).fetchone()
         assert found is not None
         assert (len(found[0]), found[1]) == expected
+
+
+def test_what_waits_is_counted_and_nodes_are_found_where_plans_are_parallel(owner: Connection) -> None:
+    """In a parallel plan a function can neither catch errors nor change settings."""
+    create_store(owner, "docs", [("d", 1, 1, "a heron", fake_embedding("a heron"))], "vector(16)")
+    owner.execute("CALL ml_rag.create_node_group('docs', 'sentences', '{\"transform\": \"sentence\"}')")
+    owner.execute("CREATE TABLE items (id integer PRIMARY KEY, name text)")
+    owner.execute("SELECT ml_rag.create_vectorizer('items', '{\"columns\": \"name\"}')")
+    owner.execute(
+        "SELECT set_config(s.name, 'on', false) FROM pg_settings AS s"
+        " WHERE s.name IN ('force_parallel_mode', 'debug_parallel_query')"
+    )
+    arms = '{"vector_store": ["public.docs"], "arms": [{"search": "semantic", "in": "sentences"}]}'
+    assert owner.execute("SELECT segment FROM ml_rag_search('heron', %s)", [arms]).fetchall() == [("a heron",)]
+    assert owner.execute("SELECT pending FROM ml_rag.vectorizer").fetchall() == [(0,)]
+    assert owner.execute("SELECT rows FROM ml_rag.node_group").fetchall() == [(1,)]
