@@ -925,6 +925,17 @@ def started(dsn: str, *arguments: str) -> Iterator[str]:
     assert "Traceback" not in logged
 
 
+def test_a_connection_that_sends_no_request_is_closed(boats: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    impatient = "from ml_rag.integrations import connections as c; c.PATIENCE = 0.2; "
+    monkeypatch.setattr(sys.modules[__name__], "ML_RAG", [*ML_RAG[:2], impatient + ML_RAG[2]])
+    with started(boats) as url:
+        port = int(url.split(":")[2].split("/")[0])
+        for sent in (b"", b"GET / HTTP/1.1\r\nHost: x\r\n"):
+            with socket.create_connection(("127.0.0.1", port), 10) as connection, contextlib.suppress(ConnectionError):
+                connection.sendall(sent)
+                assert connection.recv(1) == b""
+
+
 def test_each_start_has_a_token_of_its_own(boats: str) -> None:
     with started(boats) as first, started(boats) as second:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{43}", first)

@@ -12,11 +12,12 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from ml_rag.client.metrics_server import MOST
 from ml_rag.client.worker import LOOKING, Worker
 from support.cluster import Connection, Database
 from support.models_server import ModelsServer, models
@@ -183,6 +184,19 @@ def test_metrics(db: Database, items: Connection) -> None:
         items.execute("DROP TABLE items")
         wait_until(lambda: 'ml_rag_worker_pending_rows{relation="public.items"}' not in metrics())
         assert metrics()["ml_rag_worker_looked_timestamp_seconds"] > looked
+
+
+def test_connections_that_send_no_request_keep_nobody_from_the_metrics(db: Database, items: Connection) -> None:
+    """Nor the worker from connections of its own: they have threads and descriptors of its process."""
+    port = free_port()
+    with worker(db, "--metrics-port", str(port)) as process, ExitStack() as stack:
+        wait_until(lambda: is_listening(items))
+        for _ in range(3 * MOST):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
+            assert b"ml_rag_worker_pending_rows" in reply.read()
+        wait_until(lambda: len(os.listdir(f"/proc/{process.pid}/task")) < MOST + 8)
 
 
 def test_metrics_of_an_address_that_is_taken() -> None:

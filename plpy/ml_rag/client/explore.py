@@ -23,12 +23,10 @@ def explore(dsn: str, port: int, marks: str | None, connections: int) -> None:
     Everything is read as the role of the DSN, in read-only transactions; only marks and uploaded documents are written.
     The address that is printed has a token; whoever has it may do what the role may do there.
     """
-    import uvicorn
-
+    from ml_rag.integrations.connections import serve
     from ml_rag.integrations.explore import app
 
     token = secrets.token_urlsafe(32)
     psycopg.connect(dsn).close()
     made = app(dsn, token, port, marks, connections)
-    click.echo(f"http://127.0.0.1:{port}/?token={token}")
-    uvicorn.run(made, host="127.0.0.1", port=port, log_level="warning", server_header=False, access_log=False)
+    serve(made, "127.0.0.1", port, connections, lambda address: click.echo(f"{address}/?token={token}"))

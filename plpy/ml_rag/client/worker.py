@@ -17,6 +17,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 from rich.console import Console
 
+from ml_rag.client import metrics_server
 from ml_rag.client.dsn import dsn_option
 from ml_rag.search_path import PIN, refuse_borrowed_role
 from ml_rag.terminal import printable
@@ -210,13 +211,13 @@ def reason(error: psycopg.Error) -> str:
 def serve_metrics(port: int, address: str) -> Metrics:
     """Metrics that a thread of their own serves. Raises ClickException where it cannot."""
     try:
-        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client import CollectorRegistry, make_wsgi_app
     except ImportError:
         raise click.ClickException("--metrics-port needs the package prometheus-client: pip install it") from None
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     try:
-        start_http_server(port, address, registry)
+        metrics_server.serve(make_wsgi_app(registry), address, port)
     except OSError as error:
         raise click.ClickException(f"metrics cannot be served at {address}:{port}: {error.strerror}") from error
     return metrics
