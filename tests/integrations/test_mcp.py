@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import ANY
 
+import httpx
 import psycopg
 import pytest
 from mcp.client import Client
@@ -439,6 +440,9 @@ async def test_a_connection_that_sends_no_request_is_closed(boats: str) -> None:
             with socket.create_connection(address, 10) as connection, contextlib.suppress(ConnectionError):
                 connection.sendall(sent)
                 assert connection.recv(1) == b""
+        # a stream that nothing is ever written to
+        refused = httpx.get(url, headers={"accept": "text/event-stream"}, timeout=10)
+        assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
         async with Client(url) as client:
             assert len((await call(client, "search", query="boat", limit=1))["results"]) == 1
 
@@ -453,8 +457,6 @@ def test_a_port_that_is_taken_is_named(boats: str) -> None:
 
 
 def test_a_page_from_elsewhere_cannot_ask(boats: str) -> None:
-    import httpx
-
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
     headers = {"accept": "application/json, text/event-stream"}
     with listening(boats) as url:

@@ -26,7 +26,7 @@ def mcp(dsn: str, http: bool, host: str, port: int, connections: int, model_serv
     All run as the role of the DSN, in read-only transactions. --http asks for no password: whoever can reach the port
     reads what the role may read.
     """
-    from ml_rag.integrations.mcp import server
+    from ml_rag.integrations.mcp import over_http, server
 
     psycopg.connect(dsn).close()
     made = server(dsn, connections, model_server)
@@ -36,6 +36,6 @@ def mcp(dsn: str, http: bool, host: str, port: int, connections: int, model_serv
         def ready(address: str) -> None:
             click.echo(f"listening on {address}/mcp", err=True)
 
-        serve(made.streamable_http_app(host=host, stateless_http=True), host, port, connections, ready)
+        serve(over_http(made, host), host, port, connections, ready)
     else:
         made.run("stdio")

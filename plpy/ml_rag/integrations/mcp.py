@@ -17,6 +17,8 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 from psycopg import sql
 from pydantic import Field
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ml_rag import __version__
 from ml_rag.errors import MlRagError
@@ -236,6 +238,23 @@ def server(dsn: str, connections: int = 4, model_server: str | None = None) -> M
         }
 
     return made
+
+
+def over_http(made: MCPServer[Any], host: str) -> ASGIApp:
+    """The application at /mcp.
+
+    GET is refused: it asks for a stream of messages that no request is for. There are none, and the stream would take
+    the place of a connection of others without end.
+    """
+    app = made.streamable_http_app(host=host, stateless_http=True)
+
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "GET":
+            await Response("POST requests to /mcp.\n", 405, {"allow": "POST"})(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return asked
 
 
 def _meant(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
