@@ -15,7 +15,6 @@ from ml_rag.backend.retrieval import request as requests
 from ml_rag.backend.retrieval import stores as discovery
 from ml_rag.backend.retrieval.arms import KEYWORD, SEMANTIC
 from ml_rag.backend.retrieval.find import STORES, Failed, Finder, Found, ends
-from ml_rag.backend.retrieval.plan import widening
 from ml_rag.backend.retrieval.request import FILTERS, Request
 from ml_rag.backend.retrieval.search import Context, Search, Session
 from ml_rag.backend.retrieval.shards import Silent
