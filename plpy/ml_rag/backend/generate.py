@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from ml_rag.backend import calls
@@ -85,6 +86,31 @@ def ask(server: ModelServer, fields: dict[str, Any]) -> tuple[str, dict[str, int
     except (KeyError, IndexError, TypeError) as e:
         raise EngineFailed("unexpected reply from the model server", detail=f"No answer: {e!r}.") from None
     return text, tokens_of(reply)
+
+
+def read_json(text: str, longest: int) -> Any:
+    """What a model has written as JSON. Raises EngineFailed."""
+    if len(text) > longest:
+        raise unusable(f"It has more than {longest} characters.")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise unusable("It is not JSON.") from None
+
+
+def read_texts(name: str, value: Any) -> list[str]:
+    """The distinct texts of that name in an answer that are not blank. Raises EngineFailed."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise unusable(f'Its "{name}" is neither a text nor a list of texts.')
+    # a NUL and halves of surrogate pairs, which PostgreSQL's text cannot hold
+    cleaned = [text.replace("\x00", "").encode("utf-8", "replace").decode().strip() for text in texts]
+    return list(dict.fromkeys(text for text in cleaned if text))
+
+
+def unusable(detail: str) -> EngineFailed:
+    """``detail``: what is wrong with an answer, not what the model wrote."""
+    return EngineFailed("the model's answer cannot be used", detail=detail)
 
 
 def tokens_of(reply: dict[str, Any]) -> dict[str, int | None]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Any
 
 from ml_rag.backend.client import ModelServer
-from ml_rag.backend.generate import ask
-from ml_rag.errors import EngineFailed
+from ml_rag.backend.generate import ask, read_json, read_texts, unusable
 from ml_rag.sentences import CLOSED, ITEM, ends
 
 _SYSTEM = (
@@ -191,23 +189,9 @@ def read(text: str, transform: str) -> list[str]:
 
     Raises EngineFailed for anything else; its detail says what is wrong, not what the model wrote.
     """
-    if len(text) > _LONGEST_ANSWER:
-        raise _nonsense(f"It has more than {_LONGEST_ANSWER} characters.")
-    try:
-        answer = json.loads(text)
-    except (ValueError, RecursionError):
-        raise _nonsense("It is not JSON.") from None
+    answer = read_json(text, _LONGEST_ANSWER)
     value = answer.get(transform) if isinstance(answer, dict) else None
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(one, str) for one in texts):
-        raise _nonsense(f'Its "{transform}" is neither a text nor a list of texts.')
-    # a NUL and halves of surrogate pairs, which PostgreSQL's text cannot hold
-    cleaned = [one.replace("\x00", "").encode("utf-8", "replace").decode().strip()[:_LONGEST] for one in texts]
-    distinct = list(dict.fromkeys(one for one in cleaned if one))
-    if not distinct and (texts or transform in _SINGLE):  # a text may mention nobody
-        raise _nonsense(f'Its "{transform}" is blank.')
+    distinct = list(dict.fromkeys(one[:_LONGEST] for one in read_texts(transform, value)))
+    if not distinct and (value != [] or transform in _SINGLE):  # a text may mention nobody
+        raise unusable(f'Its "{transform}" is blank.')
     return distinct[:_MOST]
-
-
-def _nonsense(detail: str) -> EngineFailed:
-    return EngineFailed("the model's answer cannot be used", detail=detail)

@@ -6,8 +6,7 @@ import json
 from typing import Any
 
 from ml_rag.backend.client import ModelServer
-from ml_rag.backend.generate import ask
-from ml_rag.errors import EngineFailed
+from ml_rag.backend.generate import ask, read_json, read_texts, unusable
 
 _SYSTEM = (
     "You prepare questions for a search engine over documents. Answer with JSON only. "
@@ -191,14 +190,9 @@ def read(text: str, asked: dict[str, int]) -> dict[str, Any]:
 
     Raises EngineFailed for anything else; its detail says what is wrong, not what the model wrote.
     """
-    if len(text) > _LONGEST_ANSWER:
-        raise _nonsense(f"It has more than {_LONGEST_ANSWER} characters.")
-    try:
-        answer = json.loads(text)
-    except (ValueError, RecursionError):
-        raise _nonsense("It is not JSON.") from None
+    answer = read_json(text, _LONGEST_ANSWER)
     if not isinstance(answer, dict):
-        raise _nonsense("It is not a JSON object.")
+        raise unusable("It is not a JSON object.")
     if "filters" in asked and answer.get("filters") and not str(answer.get("question", "")).strip():
         # all that was asked were conditions: it is searched with as it was asked
         asked = {name: most for name, most in asked.items() if name != "question"}
@@ -208,18 +202,13 @@ def read(text: str, asked: dict[str, int]) -> dict[str, Any]:
 def _read(name: str, value: Any, most: int) -> Any:
     if name == "filters":
         return _read_filters(value)
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise _nonsense(f'Its "{name}" is neither a text nor a list of texts.')
-    # a NUL and halves of surrogate pairs, which PostgreSQL's text cannot hold
-    cleaned = [text.replace("\x00", "").encode("utf-8", "replace").decode().strip() for text in texts]
-    distinct = list(dict.fromkeys(text for text in cleaned if text))
+    distinct = read_texts(name, value)
     if any(len(text) > _LONGEST[name] for text in distinct):
-        raise _nonsense(f'Its "{name}" has a text of more than {_LONGEST[name]} characters.')
+        raise unusable(f'Its "{name}" has a text of more than {_LONGEST[name]} characters.')
     if name != "question":
         return distinct[:most]
     if len(distinct) != 1:
-        raise _nonsense('Its "question" is blank.' if not distinct else 'Its "question" is a list.')
+        raise unusable('Its "question" is blank.' if not distinct else 'Its "question" is a list.')
     return distinct[0]
 
 
@@ -231,7 +220,7 @@ def _read_filters(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return [{key: condition} for key, condition in value.items()]
     if not isinstance(value, list):
-        raise _nonsense('Its "filters" is no list of conditions.')
+        raise unusable('Its "filters" is no list of conditions.')
     return [_filter(condition) for condition in value]
 
 
@@ -244,7 +233,3 @@ def _filter(condition: Any) -> Any:
         if isinstance(key, str) and isinstance(operator, str):
             return {key: {operator: condition["value"]}}
     return condition
-
-
-def _nonsense(detail: str) -> EngineFailed:
-    return EngineFailed("the model's answer cannot be used", detail=detail)
