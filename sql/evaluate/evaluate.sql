@@ -235,21 +235,20 @@ BEGIN
       _measures := _measures || jsonb_build_object(
         'has_citation', EXISTS (SELECT FROM regexp_matches(result.answer, '\[(\d{1,3})\]', 'g') AS m (marker)
           WHERE m.marker[1]::integer BETWEEN 1 AND cardinality(_hits))::integer,
-        'support', ml_rag._check_grounding(result.answer,
-        ARRAY(SELECT _hits[i].segment FROM generate_subscripts(_hits, 1) AS i ORDER BY i),
-        ml_rag.parse_options('ml_check_grounding', '{"claims": false}'), _query) -> 'support_score');
+        'support', ml_rag._python('check_grounding', jsonb_build_array(result.answer,
+          ARRAY(SELECT _hits[i].segment FROM generate_subscripts(_hits, 1) AS i ORDER BY i), _query,
+          ml_rag.parse_options('ml_check_grounding', '{"claims": false}'),
+          ml_rag.text_search_configuration(NULL))) -> 'support_score');
     END IF;
     IF own ? 'judge_model_id' AND NOT _refused THEN
       _began := clock_timestamp();
       PERFORM ml_rag._stage(call, 'judge', own ->> 'judge_model_id');
       _groundedness := ml_rag._judge(own ->> 'judge_model_id',
         'How far do the documents support this statement? Score 0 (not at all) to 4 (each part of it), after '
-        'the reason in one sentence.',
-        result.answer, _hits);
+        'the reason in one sentence.', result.answer, _hits);
       _relevance := ml_rag._judge(own ->> 'judge_model_id',
         'How well does this answer address its question? Score 0 (not at all) to 4 (fully), after the reason '
-        'in one sentence.',
-        format(E'Question: %s\nAnswer: %s', _query, result.answer), NULL);
+        'in one sentence.', format(E'Question: %s\nAnswer: %s', _query, result.answer), NULL);
       _measures := _measures || jsonb_strip_nulls(jsonb_build_object('groundedness', _groundedness.score,
         'relevance', _relevance.score));
       result.reasons := nullif(jsonb_strip_nulls(jsonb_build_object('groundedness', _groundedness.reason,

@@ -1,16 +1,5 @@
 -- grounding: whether the sentences of an answer stand on the texts that it was made from.
 
-CREATE FUNCTION ml_rag._check_grounding(answer text, texts text[], options jsonb,
-  question text DEFAULT '') RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the check of an answer by texts, as ml_check_grounding returns it, with the text that remains
--- without unsupported claims; options are parsed ones; question: what the answer answers
-BEGIN
-  RETURN ml_rag._python('check_grounding', jsonb_build_array(answer, texts, question, options,
-    ml_rag.text_search_configuration(options ->> 'language')));
-END
-$$;
-
 CREATE FUNCTION @extschema@.ml_check_grounding(answer text, facts jsonb,
   options jsonb DEFAULT NULL) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
@@ -52,7 +41,8 @@ BEGIN
         length(answer) + length(array_to_string(_texts, ''))),
       HINT = 'Give only the facts that the answer was made from.';
   END IF;
-  _reply := ml_rag._check_grounding(answer, _texts, _options);
+  _reply := ml_rag._python('check_grounding', jsonb_build_array(answer, _texts, '', _options,
+    ml_rag.text_search_configuration(_options ->> 'language')));
   PERFORM ml_rag._end(_call);
   RETURN _reply - 'supported_text';
 @CATCH_AND_END@

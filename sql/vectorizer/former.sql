@@ -76,16 +76,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._expression(relation oid, column_name name) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: what a generated column is made of  Reads: the catalog
-BEGIN
-  RETURN (SELECT pg_get_expr(d.adbin, d.adrelid) FROM pg_attribute AS a
-          JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-          WHERE a.attrelid = relation AND a.attname = column_name AND NOT a.attisdropped);
-END
-$$;
-
 CREATE FUNCTION ml_rag._check_former(relation regclass, store regclass, segment text, document_name text,
   type text, model text)
 RETURNS void
@@ -94,16 +84,21 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- Writes: the table's definition, as the caller; it is as before afterwards
 DECLARE
   _relation text := ml_rag._relation_name(relation);
+  _former record;
   _found text;
   _differs text;
 BEGIN
+  SELECT max(d.source) FILTER (WHERE d.attname = 'segment') AS segment,
+    max(d.source) FILTER (WHERE d.attname = 'document_name') AS document_name INTO _former
+  FROM (SELECT a.attname, pg_get_expr(d.adbin, d.adrelid) AS source
+    FROM pg_attribute AS a JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    WHERE a.attrelid = relation AND NOT a.attisdropped) AS d;
   EXECUTE format('ALTER TABLE %s ADD CONSTRAINT ml_rag_now CHECK (ARRAY[%s, %s] IS NULL) NOT VALID,'
     ' ADD CONSTRAINT ml_rag_before CHECK (ARRAY[%s, %s] IS NULL) NOT VALID', _relation, segment,
-    document_name, ml_rag._expression(relation, 'segment'), ml_rag._expression(relation, 'document_name'));
+    document_name, _former.segment, _former.document_name);
   IF 1 < (SELECT count(DISTINCT pg_get_constraintdef(c.oid)) FROM pg_constraint AS c
           WHERE c.conrelid = relation AND c.conname IN ('ml_rag_now', 'ml_rag_before')) THEN
-    _differs := format('segment is %s, document_name is %s', ml_rag._expression(relation, 'segment'),
-      ml_rag._expression(relation, 'document_name'));
+    _differs := format('segment is %s, document_name is %s', _former.segment, _former.document_name);
   END IF;
   EXECUTE format('ALTER TABLE %s DROP CONSTRAINT ml_rag_now, DROP CONSTRAINT ml_rag_before', _relation);
   SELECT format('%s of model %s', format_type(a.atttypid, a.atttypmod),
@@ -203,8 +198,7 @@ BEGIN
     (obj_description(segments, 'pg_class') IS DISTINCT FROM ml_rag._segments_comment(chunking))::text, _of);
   EXECUTE
     format('UPDATE %s AS s SET document_name = n.document_name FROM %s AND s.document_name COLLATE "C" <> '
-      'n.document_name',
-    _segments, _of);
+      'n.document_name', _segments, _of);
   EXECUTE format('%s WHERE NOT EXISTS (SELECT FROM %s AS s WHERE %s)',
     (ml_rag._segment_statements(relation, 'ALL'))[1], _segments,
     _is_of);

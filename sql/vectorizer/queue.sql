@@ -107,8 +107,7 @@ BEGIN
   RETURN format('FROM ONLY %s AS t WHERE t.segment_embedding IS NULL AND NOT EXISTS (SELECT FROM '
     'ml_rag.vectorizer_error AS e'
     ' WHERE e.relation = %s AND e.key = %s AND e.next_attempt > now() AND e.text_hash = '
-    'ml_rag._text_hash(t.segment))',
-    part, relation, ml_rag._key_text('t', key));
+    'ml_rag._text_hash(t.segment))', part, relation, ml_rag._key_text('t', key));
 END
 $$;
 

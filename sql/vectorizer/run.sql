@@ -53,8 +53,7 @@ BEGIN
       MESSAGE = format('a trigger of "%s" was dropped or disabled', relation),
       DETAIL = 'Texts that changed without it have kept their old embedding.',
       HINT = format('First: SELECT ml_rag.drop_vectorizer(%1$L); then: SELECT ml_rag.create_vectorizer(%1$L, '
-        '''{"columns": …}'');',
-        relation);
+        '''{"columns": …}'');', relation);
   ELSIF _trigger.later IS NOT NULL AND store = relation THEN
     RAISE WARNING USING ERRCODE = '01000',
       MESSAGE = format('trigger "%s" of "%s" runs after that of ml_rag', _trigger.later, relation),
@@ -65,8 +64,7 @@ BEGIN
     RAISE WARNING USING ERRCODE = '01000',
       MESSAGE = format('%s rows of "%s" could not be embedded', failed, relation),
       HINT = format('Why: SELECT key, sqlstate, message, detail FROM ml_rag.vectorizer_error WHERE relation '
-        '= %L::regclass;',
-        relation);
+        '= %L::regclass;', relation);
   END IF;
   RETURN ml_rag._count_waiting(relation);
 END

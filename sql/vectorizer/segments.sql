@@ -106,8 +106,7 @@ BEGIN
   WHERE u.source IS NOT NULL;
   _insert := format('INSERT INTO %s AS s (%s, document_id, document_name, metadata, segment_number, segment,'
     ' text_hash) SELECT %s, %s, n.document_name, %s, 1, n.segment, hashtextextended(coalesce(n.segment, '
-    ''''') COLLATE "C", 0)',
-    _segments, _keys.segments, _keys.source, _keys.document_id, _metadata);
+    ''''') COLLATE "C", 0)', _segments, _keys.segments, _keys.source, _keys.document_id, _metadata);
   _rows := format('jsonb_populate_record(NULL::%1$s, $1) AS o, jsonb_populate_record(NULL::%1$s, $2) AS n',
     ml_rag._full_name(relation));
   RETURN CASE operation

@@ -28,23 +28,13 @@ BEGIN
       MESSAGE = format('table "%s" has a column "%s" already', relation, _column),
       DETAIL = 'A vectorizer adds the columns segment, document_name and segment_embedding.',
       HINT = format('Rename the column: ALTER TABLE %s RENAME COLUMN %I TO …; or drop the column if nothing '
-        'needs it.',
-        relation, _column);
+        'needs it.', relation, _column);
   END IF;
 END
 $$;
 
-CREATE FUNCTION ml_rag._is_integer_key(relation regclass, key name[]) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: whether a key is one integer, which document_id can be  Reads: the catalog
-BEGIN
-  RETURN cardinality(key) = 1 AND (SELECT a.atttypid FROM pg_attribute AS a WHERE a.attrelid = relation
-    AND a.attname = key[1]) IN ('smallint'::regtype, 'integer'::regtype, 'bigint'::regtype);
-END
-$$;
-
-CREATE FUNCTION ml_rag._metadata_columns(relation regclass, wanted jsonb, template name[],
-  key name[]) RETURNS name[]
+CREATE FUNCTION ml_rag._metadata_columns(relation regclass, wanted jsonb, template name[], key name[],
+  has_integer_key boolean) RETURNS name[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: option metadata: columns that go along with a hit. Those of the key are there unless document_id
 -- is the key; a marker holds no name with a blank, comma, semicolon or plus, so by default such columns are
@@ -72,7 +62,7 @@ BEGIN
     PERFORM ml_rag._bad_option('metadata', to_jsonb(jsonb_array_length(wanted)), 'at most 50 columns');
   END IF;
   RETURN ARRAY(SELECT u.name
-    FROM unnest(CASE WHEN ml_rag._is_integer_key(relation, key) THEN '{}' ELSE key END
+    FROM unnest(CASE WHEN has_integer_key THEN '{}' ELSE key END
       || ml_rag._texts(wanted)::name[]) WITH ORDINALITY AS u (name, place)
     WHERE u.name !~ _unfit GROUP BY u.name ORDER BY min(u.place));
 END
@@ -89,6 +79,8 @@ DECLARE
   _template text;
   _name text;
   _key name[];
+  -- one that document_id can be
+  _has_integer_key boolean;
   _columns name[];
   _metadata name[];
   _type text;
@@ -106,13 +98,16 @@ BEGIN
     WHEN _options ->> 'mode' = 'immediate' THEN 'its triggers run on workers, and the queue is here.' END);
   PERFORM ml_rag._check_vectorizer_columns(relation);
   _key := (ml_rag._primary_key(relation)).key;
+  _has_integer_key := cardinality(_key) = 1 AND EXISTS (SELECT FROM pg_attribute AS a
+    WHERE a.attrelid = relation AND a.attname = _key[1]
+      AND a.atttypid IN ('smallint'::regtype, 'integer'::regtype, 'bigint'::regtype));
   IF _model ~ '[[:space:],;]' THEN
     PERFORM ml_rag._bad_option('embed_model_id', to_jsonb(_model),
       'a name without blanks, commas and semicolons');
   END IF;
   _template := ml_rag._template('columns', _options -> 'columns');
   _columns := ml_rag._template_columns(_template);
-  _metadata := ml_rag._metadata_columns(relation, _options -> 'metadata', _columns, _key);
+  _metadata := ml_rag._metadata_columns(relation, _options -> 'metadata', _columns, _key, _has_integer_key);
   _name := ml_rag._text_expression('document_name', relation,
     ml_rag._template('document_name', _options -> 'document_name'), _key);
   _template := ml_rag._text_expression('columns', relation, _template, _key);
@@ -168,7 +163,7 @@ BEGIN
   END IF;
   EXECUTE format('COMMENT ON COLUMN %s.segment_embedding IS %L', ml_rag._relation_name(_store),
     concat('GENAI_OPTIONS=EMBED_MODEL_ID=', _model,
-      CASE WHEN _store = relation AND ml_rag._is_integer_key(relation, _key) AND _key[1] !~ '[[:space:],;+]'
+      CASE WHEN _store = relation AND _has_integer_key AND _key[1] !~ '[[:space:],;+]'
         THEN ',DOCUMENT_ID=' || _key[1] END,
       CASE _store WHEN relation THEN ',KEY=' ELSE ',ROW=' END
         || nullif(array_to_string(_metadata, '+'), '')));
@@ -176,8 +171,7 @@ BEGIN
     -- the metadata of the segments that are there, which the triggers keep from then on
     EXECUTE
       format('UPDATE %s AS s SET metadata = s.metadata || %s FROM %s AS n WHERE %s AND s.metadata <> '
-        's.metadata || %2$s',
-      ml_rag._relation_name(_store), ml_rag._row_metadata(relation, _store, 'n'),
+        's.metadata || %2$s', ml_rag._relation_name(_store), ml_rag._row_metadata(relation, _store, 'n'),
       ml_rag._relation_name(relation),
       ml_rag._same_key('s', _key, 'n', (ml_rag._primary_key(relation)).key));
   END IF;
