@@ -173,8 +173,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '42501',
       MESSAGE = format('table "%s" is in a schema of a role that its owner does not trust', relation),
       DETAIL = format('The owner of schema %I, %s, could put another relation in the place of the table and '
-        'run code as %s.',
-        _found.schema, quote_ident(pg_get_userbyid(_found.schema_owner)),
+        'run code as %s.', _found.schema, quote_ident(pg_get_userbyid(_found.schema_owner)),
           quote_ident(pg_get_userbyid(_found.owner))),
       HINT = 'Move the table: ALTER TABLE … SET SCHEMA …; or have a superuser give the schema to another '
         'role: '

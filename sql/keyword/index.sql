@@ -20,8 +20,7 @@ BEGIN
       concat_ws(', ', quote_ident(index.segment), quote_ident(index.beside)),
         array_to_string(index.key, ', ')),
     HINT = format('SELECT ml_rag.enable_keyword_search(%L) rebuilds it, ml_rag.disable_keyword_search drops '
-      'it.',
-      index.store::text);
+      'it.', index.store::text);
 END
 $$;
 
@@ -425,8 +424,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '55000',
       MESSAGE = 'keyword index cannot be created at this isolation level',
       DETAIL = format('The level is %s: rows that others have added since the transaction began would be '
-        'missing.',
-        current_setting('transaction_isolation')),
+        'missing.', current_setting('transaction_isolation')),
       HINT = 'Call it in a transaction of its own, or at READ COMMITTED.';
   END IF;
   EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', ml_rag._indexed_rows(store));

@@ -94,8 +94,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 BEGIN
   RETURN format('FROM (%s) AS s LEFT JOIN %s AS h ON %s AND h.node_number = 0'
     ' WHERE (h.text_hash IS NULL OR h.text_hash <> s.hash OR h.members IS DISTINCT FROM s.members OR h.error '
-    'IS NOT NULL AND %s)',
-    ml_rag._node_sources(run), ml_rag._relation_name(run.relation),
+    'IS NOT NULL AND %s)', ml_rag._node_sources(run), ml_rag._relation_name(run.relation),
     ml_rag._same_key('h', run.key, 's', run.store_key),
     CASE WHEN run.retries THEN 'true' ELSE 'h.next_attempt <= now()' END);
 END

@@ -63,8 +63,7 @@ BEGIN
       OR name IN ('segment', 'document') THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid name of a node group',
       DETAIL = format('Got %s; a name has 1 to 40 bytes of letters, digits, _ and -, and is neither segment '
-        'nor document.',
-        coalesce(quote_literal(left(name, 100)), 'NULL'));
+        'nor document.', coalesce(quote_literal(left(name, 100)), 'NULL'));
   ELSIF _transform IS NULL THEN
     PERFORM ml_rag._bad_option('transform', 'null', 'what the nodes are made by',
       'Such as {"transform": "sentence"}.');
@@ -279,8 +278,7 @@ BEGIN
       format('UPDATE %1$s AS t SET segment_nodes = m.merged FROM (SELECT s.ctid AS place, s.tableoid AS '
         'part, %2$s AS merged'
       ' FROM %1$s AS s) AS m WHERE t.ctid = m.place AND t.tableoid = m.part AND t.segment_nodes IS DISTINCT '
-      'FROM m.merged',
-      ml_rag._relation_name(store), ml_rag._merged_nodes(store));
+      'FROM m.merged', ml_rag._relation_name(store), ml_rag._merged_nodes(store));
   ELSIF (_group.options -> 'merge')::boolean THEN
     PERFORM ml_rag._change_merged(store, 'DROP COLUMN IF EXISTS segment_nodes');
   END IF;

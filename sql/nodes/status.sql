@@ -34,8 +34,7 @@ BEGIN
       IF ml_rag._hold_trusted(ml_rag._node_tables(store)) THEN
         EXECUTE
           format('SELECT count(*) FILTER (WHERE n.node_number > 0), count(*) FILTER (WHERE n.error IS NOT '
-            'NULL) FROM %s AS n',
-          ml_rag._relation_name(relation)) INTO rows, failed;
+            'NULL) FROM %s AS n', ml_rag._relation_name(relation)) INTO rows, failed;
         EXECUTE concat('SELECT count(*) ', ml_rag._pending_nodes(ml_rag._look_up(store, name, false)))
           INTO pending;
       END IF;

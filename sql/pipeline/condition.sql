@@ -472,8 +472,7 @@ BEGIN
         THEN format('"%s" has neither a column "%s" nor metadata; none of its rows has a value', _lacking[1],
           left(_key, 100))
         ELSE format('%s of %s vector stores have neither a column "%s" nor metadata; none of their rows has '
-          'a value',
-          cardinality(_lacking), cardinality(stores), left(_key, 100)) END,
+          'a value', cardinality(_lacking), cardinality(stores), left(_key, 100)) END,
       DETAIL = CASE WHEN cardinality(_lacking) > 1 THEN
         format('They are %s%s.', array_to_string(_lacking[:20], ', '),
         CASE WHEN cardinality(_lacking) > 20 THEN ', …' ELSE '' END)

@@ -126,8 +126,7 @@ BEGIN
         WHERE a.attrelid = _relation.oid AND a.atttypid IN ('@vector@.vector'::regtype,
           '@vector@.halfvec'::regtype) AND NOT a.attisdropped)
       THEN format('It has no vectors. SELECT ml_rag.create_vectorizer(%L, ''{"columns": "…"}'') makes them, '
-        'and keeps them in step.',
-        _relation.full_name)
+        'and keeps them in step.', _relation.full_name)
       ELSE 'Map the columns it has with "vector_store_columns".' END;
     RETURN;
   END IF;

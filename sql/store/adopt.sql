@@ -145,8 +145,7 @@ BEGIN
       RAISE EXCEPTION USING ERRCODE = '22023',
         MESSAGE = format('model %s does not make the vectors of "%s"', model_id, relation),
         DETAIL = format('Of %s rows%s embedded again one has a similarity of %s to the vector that is there; '
-          'at least 0.99 is expected.',
-          cardinality(_rows.texts),
+          'at least 0.99 is expected.', cardinality(_rows.texts),
           CASE WHEN _column IS NOT NULL THEN format(' where %I is %L', _column, left(_collection, 100)) END,
           similarity),
         HINT = 'Name the model that made them in "embed_model_id". Where other text was embedded than column '

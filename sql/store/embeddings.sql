@@ -129,8 +129,7 @@ BEGIN
       MESSAGE = format('%s rows of "%s" have no embedding "%s"', _pending, store, name),
       DETAIL = 'Semantic search would not find them.',
       HINT = format('CALL ml_rag.add_embedding(%L, %L) embeds them; ml_rag.use_embedding(%1$L, %2$L, true) '
-        'goes without.',
-        store, name);
+        'goes without.', store, name);
   END IF;
   PERFORM ml_rag._lock_table(store, 'SHARE UPDATE EXCLUSIVE');
   _former := (SELECT e.name FROM ml_rag._embeddings(store) AS e WHERE e.is_default);

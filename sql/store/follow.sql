@@ -104,8 +104,7 @@ BEGIN
     MESSAGE = format('trigger "%s" of "%s" runs after that of ml_rag', name, store),
     DETAIL = 'It could change a text whose embedding is kept. Triggers run in the order of their names.',
     HINT = format('ALTER TRIGGER %I ON %s RENAME TO …; where it has changed texts, drop the embedding and '
-      'add it again.',
-      name, store);
+      'add it again.', name, store);
 END
 $$;
 

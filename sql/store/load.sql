@@ -354,8 +354,7 @@ BEGIN
     OR cardinality(names) <> (SELECT count(DISTINCT n) FROM unnest(names) AS n) THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'names and contents of the documents do not match',
       DETAIL = format('%s names, %s contents; each document needs a unique name and a content, neither of '
-        'them null.',
-        coalesce(cardinality(names), 0), coalesce(cardinality(contents), 0));
+        'them null.', coalesce(cardinality(names), 0), coalesce(cardinality(contents), 0));
   END IF;
   IF jsonb_array_length(_options -> 'file_dates') <> cardinality(names) THEN
     PERFORM ml_rag._bad_option('file_dates', to_jsonb(jsonb_array_length(_options -> 'file_dates')),
