@@ -326,14 +326,11 @@ def _type(node: Node) -> int:
     return next((node.number(field) for field in _TYPE_FIELDS if field in node), 0)
 
 
-def _of_target(node: Node) -> Node | None:
-    return node.node("expr") if node.kind == "TARGETENTRY" else None
-
-
 def _arguments(node: Node) -> list[Node]:
     """Those of an aggregate are entries of a target list."""
     arguments = node.nodes("aggdirectargs") + node.nodes("args")
-    return [expression if (expression := _of_target(each)) is not None else each for each in arguments]
+    expressions = [each.node("expr") if each.kind == "TARGETENTRY" else None for each in arguments]
+    return [each if found is None else found for each, found in zip(arguments, expressions, strict=True)]
 
 
 def _parts(node: Node) -> list[Node] | None:

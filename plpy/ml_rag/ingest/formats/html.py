@@ -71,12 +71,6 @@ def _embedded(address: str) -> bytes:
     return unquote_to_bytes(data)
 
 
-def html_title(text: str) -> str | None:
-    """What the ``title`` element says."""
-    found = _soup(text).find("title")
-    return found.get_text() if found else None
-
-
 def _soup(text: str) -> BeautifulSoup:
     import warnings
 

@@ -63,7 +63,7 @@ def visual_rows(words: Sequence[Word], scale: float = 1.0) -> list[Row]:
     """The words by their base lines, from the top."""
     rows: list[Row] = []
     row = None
-    for word in sorted(words, key=_height):
+    for word in sorted(words, key=lambda word: -word.y):
         if row is not None and row.y - word.y <= 0.35 * (row.size if row.size > word.size else word.size):
             row.words.append(word)
             if word.size > row.size:
@@ -89,10 +89,6 @@ def visual_rows(words: Sequence[Word], scale: float = 1.0) -> list[Row]:
         row.blocks.append((block, right))
         row.runs.append((run, right))
     return rows
-
-
-def _height(word: Word) -> float:
-    return -word.y
 
 
 def left_of(word: Word) -> float:
