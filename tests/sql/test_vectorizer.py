@@ -30,6 +30,16 @@ def test_a_table_is_found_by_meaning_and_by_words(items: Connection) -> None:
     assert [row[2] for row in found] == ["public.items/2"]
 
 
+def test_the_view_of_vectorizers_stands_beside_a_parallel_plan(items: Connection) -> None:
+    """It sets lock_timeout, which no part of one may."""
+    items.execute("CREATE TABLE large AS SELECT FROM generate_series(1, 10000); ANALYZE large")
+    items.execute(
+        "SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0;"
+        "SET max_parallel_workers_per_gather = 2"
+    )
+    assert rows(items, "SELECT (SELECT count(*) FROM ml_rag.vectorizer), count(*) FROM large") == [(1, 10000)]
+
+
 @pytest.mark.parametrize("destination", ["column", "table"])
 @pytest.mark.parametrize("keyword", [False, True])
 def test_hits_carry_the_key_of_their_row(
