@@ -70,13 +70,15 @@ $$;
 CREATE FUNCTION ml_rag._nodes(store ml_rag.store, arm ml_rag.arm) RETURNS ml_rag.store
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the node group that an arm searches, in the form of a store; null where the store has none that
--- the arm can search: none of the name, without embeddings, or one that the caller may not read
+-- the arm can search: none of the name, without embeddings, with children, which are not nodes, or one that
+-- the caller may not read
 -- Reads: the catalog
 DECLARE
   _group ml_rag._node_group;
 BEGIN
   SELECT g.* INTO _group FROM ml_rag._node_groups(store.relation) AS g WHERE g.name = arm.node_group;
   IF NOT FOUND OR NOT has_table_privilege(_group.relation, 'SELECT')
+    OR (SELECT c.relhassubclass FROM pg_class AS c WHERE c.oid = _group.relation)
     OR store.found = 'trusted' AND NOT ml_rag._are_trusted(ml_rag._parts(_group.relation))
     OR (arm.search = 'semantic' OR arm.form LIKE 'vector%')
     AND _group.options ->> 'embed_model_id' IS NULL THEN

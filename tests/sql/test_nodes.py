@@ -386,6 +386,18 @@ def test_a_store_without_the_group_is_left_out_with_a_warning(store: Connection)
         search(store, "terns", {"arms": [{"search": "semantic", "in": "nothing"}]})
 
 
+def test_a_group_with_children_is_not_searched(store: Connection) -> None:
+    """Their rows are no nodes, and have the places of others."""
+    create(store, "sentences", transform="sentence")
+    store.execute("CREATE TABLE child () INHERITS (docs_sentences)")
+    for arm in (ARM, WORDS):
+        with error("55000", 'no vector store has a node group "sentences"'):
+            found(store, "terns", arm)
+    store.execute("DROP TABLE child")
+    store.execute("ANALYZE docs_sentences")
+    assert found(store, "terns", WORDS) == [(1, 2)]
+
+
 def test_node_groups_are_no_stores(store: Connection) -> None:
     create(store, "sentences", transform="sentence")
     assert store.execute("SELECT vector_store FROM ml_rag.discover()").fetchall() == [("public.docs",)]
