@@ -333,6 +333,28 @@ def test_a_shard_that_does_not_answer(sharded: Connection, asker: Connection, sh
     compare(asker, "words")
 
 
+def test_stores_of_other_servers_than_a_silent_one_are_searched(
+    sharded: Connection, asker: Connection, shard: list[Shard]
+) -> None:
+    for name, server in (("here", shard[0]), ("there", shard[1])):
+        sharded.execute(f"SELECT ml_rag.create_store('public.{name}', '{{\"partitions\": 1}}')".encode())
+        sharded.execute(f"GRANT SELECT ON {name} TO ml_rag_user".encode())
+        make_shard(server, "d")
+        attach(sharded, name, 0, server, "d")
+        send(sharded, name, {name: "birch"})
+    calls: tuple[dict[str, Any], ...] = ({}, {"keyword_search": True}, {"filters": {"document_id": {"gt": 0}}})
+    options = {"skip_generate": True, "n_citations": 100, "exclude_vector_store": ["public.one"]}
+    shard[1].cluster.stop("fast")
+    try:
+        for call in calls:
+            with warnings_of(asker) as told:
+                found = answer(asker, "birch", {**options, **call})
+            assert [c["document_name"] for c in found["citations"]] == ["here"]
+            assert [text.split('"')[1] for *_, text in told] == ["public.four", "public.there"]
+    finally:
+        shard[1].cluster.start()
+
+
 def test_a_slow_shard_is_given_up(
     sharded: Connection, asker: Connection, owner: Connection, shard: list[Shard]
 ) -> None:
