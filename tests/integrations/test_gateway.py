@@ -38,6 +38,7 @@ from ml_rag.integrations.gateway.citations import renumbered, sources, titles, u
 from ml_rag.integrations.gateway.question import BODY, question
 from ml_rag.integrations.gateway.refused import Refused
 from support.cluster import Database
+from support.processes import wait_until
 from support.served import gateway_of
 from support.servers import running_server
 from support.stores import create_store, fake_embedding
@@ -1049,6 +1050,61 @@ def test_connections_that_send_no_request_keep_nobody_out(boats: Gateway, monkey
             for _ in range(1000):
                 long.sendall(b"a" * 65536)
         assert ended(long)
+
+
+GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def test_connections_that_read_no_answer_keep_nobody_out(boats: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor those that have read theirs, and stay."""
+    monkeypatch.setattr(connections, "MOST", 8)
+    with gateway_of(boats.dsn, boats.config) as url, contextlib.ExitStack() as stack:
+        ((host, port),) = re.findall(r"//(.*):(\d+)/", url)
+
+        def opened() -> socket.socket:
+            connection = stack.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(5)
+            connection.connect((host, int(port)))
+            return connection
+
+        def takes(connection: socket.socket) -> bool | None:
+            """Whether the server takes one more request; None: not now."""
+            connection.settimeout(0.2)
+            try:
+                connection.sendall(GET)
+            except ConnectionError:
+                return False
+            except TimeoutError:
+                return None
+            time.sleep(0.0001)
+            return True
+
+        def fill(connection: socket.socket) -> None:
+            while takes(connection):
+                pass
+
+        for _ in range(8):
+            connection = opened()
+            connection.sendall(GET)
+            assert connection.recv(17) == b"HTTP/1.1 200 OK\r\n"
+        assert httpx.get(f"{url}/models", timeout=10).status_code == 401
+        stuck = [opened() for _ in range(8)]
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(fill, stuck))
+        assert httpx.get(f"{url}/models", timeout=10).status_code == 401
+        monkeypatch.setattr(connections, "PATIENCE", 0.2)
+        monkeypatch.setattr(connections, "BODY_PATIENCE", 0.2)
+        late = opened()
+        fill(late)
+        wait_until(lambda: takes(late) is False)
+        many = opened()
+        many.sendall(GET * 1000)
+        got = b""
+        with contextlib.suppress(ConnectionError):
+            while more := many.recv(65536):
+                got += more
+        assert got.count(b"200 OK") < 100
 
 
 async def test_a_reader_says_that_its_connections_are_in_use(asker_dsn: str) -> None:

@@ -1,4 +1,5 @@
-"""Serving an application over HTTP: a connection that sends no whole request is closed and takes no place of others."""
+"""Serving an application over HTTP: a connection that sends no whole request, or does not read its answer, is closed
+and takes no place of others."""
 
 from __future__ import annotations
 
@@ -22,6 +23,8 @@ from ml_rag.errors import MlRagError
 PATIENCE, BODY_PATIENCE = 10.0, 60.0
 #: bytes of a head, and of the rest of a body that is not read
 HEAD, BODY = 64 * 1024, 1024 * 1024
+#: requests of a connection that may wait for the one before them: a buffer holds thousands
+MOST_WAITING = 16
 #: connections at most, and descriptors that are left for all else
 MOST, OTHERS = 4096, 128
 
@@ -36,14 +39,19 @@ def protocol(connections: int = 0) -> type[asyncio.Protocol]:
         #: uvloop's clock, which stands still while several connections come
         _since: float | None = None
         _loose = 0
+        #: since when answers are not read, as far as is known; None: they are
+        _unread: float | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._since = monotonic()
             self.loop.call_later(PATIENCE, self._look)
             if len(self.connections) > most:
-                waiting = [other for other in self.connections if other._since is not None]
-                min(waiting, key=lambda other: other._since).transport.abort()
+                min(self.connections, key=Protocol._waits).transport.abort()
+
+        def _waits(self) -> float:
+            """Since when it is its client's turn; infinity: it is not."""
+            return min(since for since in (self._since, self._unread, math.inf) if since is not None)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -62,8 +70,30 @@ def protocol(connections: int = 0) -> type[asyncio.Protocol]:
             """Whether the head of a request has come that is not answered yet."""
             return self.cycle is not None and not self.cycle.response_complete
 
+        def on_message_begin(self) -> None:
+            if len(self.pipeline) >= MOST_WAITING:
+                raise ValueError("too many requests wait for the one before them")  # answered by 400
+            super().on_message_begin()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if not self._is_asked():
+                self._since = monotonic()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._unread = monotonic()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._unread = None
+
         def _look(self) -> None:
             patience = BODY_PATIENCE if self._is_asked() else PATIENCE
+            if self._unread is None and self.transport.is_closing():
+                self._unread = monotonic()
+            elif self._unread is not None and monotonic() - self._unread >= BODY_PATIENCE:
+                self.transport.abort()
             if self._since is not None and monotonic() - self._since >= patience:
                 self.transport.abort()
             elif self in self.connections:
