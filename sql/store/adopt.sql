@@ -185,6 +185,7 @@ BEGIN
       'the name of a collection of langchain_pg_collection');
   END IF;
   -- a view that is replaced keeps its owner, its privileges and its triggers
+  PERFORM ml_rag._hold(ARRAY[_former::oid]) WHERE _former IS NOT NULL;
   IF _former IS NOT NULL AND NOT EXISTS (
     SELECT FROM pg_class AS v JOIN pg_class AS c ON c.oid = relation
     WHERE v.oid = _former AND v.relowner IN (c.relowner, quote_ident(current_user)::regrole)) THEN

@@ -189,6 +189,25 @@ def test_what_takes_the_name_of_a_table_that_is_waited_for_runs_no_code(
     assert not any("ran as" in message for message in said), said
 
 
+def test_no_view_of_somebody_else_is_replaced_that_took_the_name_of_one_that_is_waited_for(
+    db: Database, owner: Connection
+) -> None:
+    """It would stay that role's, which could change what it shows, and to whom."""
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    make_collections(owner)
+    owner.execute("INSERT INTO langchain_pg_collection VALUES ('00000000-0000-0000-0000-000000000001', 'birds')")
+    options = '{"embed_model_id": "fake-embed", "collection": "birds", "sample": 0}'
+    adopt = f"SELECT ml_rag.adopt('langchain_pg_embedding', '{options}')".encode()
+    owner.execute(adopt)
+    view = (
+        "SELECT NULL::varchar AS id, NULL::varchar AS document, NULL::jsonb AS cmetadata, NULL::vector(16) AS embedding"
+    )
+    caller, holder, queue, attacker = db.connect(), *(db.connect("tenant") for _ in range(3))
+    exchange(owner, "birds", view, holder, queue, attacker, lambda: caller.execute(adopt))
+    (found,) = owner.execute("SELECT pg_get_viewdef('birds'::regclass)").fetchone() or ("",)
+    assert "langchain" not in found
+
+
 def test_what_takes_the_name_of_a_table_between_two_batches_runs_no_code(db: Database, owner: Connection) -> None:
     """The owner renames the table of a call that runs; the statements of its next batches have the name only."""
     owner.execute(
