@@ -67,8 +67,8 @@ $$;
 CREATE FUNCTION ml_rag._segment_statements(relation regclass, operation text) RETURNS text[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: what the trigger function executes after a statement, whose rows are ml_rag_old and ml_rag_new;
--- operation KEY: where the key of a row has changed, $1 and $2 are the row before and after, as jsonb; ALL:
--- all rows of the source. Where the first statement finds nothing, the others have nothing to do.
+-- operation KEY: where the key of a row has changed, $1 and $2 are the row before and after; ALL: all rows of
+-- the source. Where the first statement finds nothing, the others have nothing to do.
 -- A run may just put segments in the place of a row that waits: the first statement waits for its end, and
 -- the next ones see what it has written. document_id is the key where that is one integer, else a hash of it.
 DECLARE
@@ -82,7 +82,7 @@ DECLARE
     format('(s.document_name COLLATE "C" <> n.document_name COLLATE "C" OR s.metadata <> s.metadata || %s)',
     _metadata);
   _insert text;
-  _rows text;
+  _rows CONSTANT text := '(SELECT ($1).*) AS o, (SELECT ($2).*) AS n';
 BEGIN
   PERFORM ml_rag._hold(ARRAY[_table::oid]);
   PERFORM ml_rag._refuse_foreign_schema(_table);
@@ -107,8 +107,6 @@ BEGIN
   _insert := format('INSERT INTO %s AS s (%s, document_id, document_name, metadata, segment_number, segment,'
     ' text_hash) SELECT %s, %s, n.document_name, %s, 1, n.segment, hashtextextended(coalesce(n.segment, '
     ''''') COLLATE "C", 0)', _segments, _keys.segments, _keys.source, _keys.document_id, _metadata);
-  _rows := format('jsonb_populate_record(NULL::%1$s, $1) AS o, jsonb_populate_record(NULL::%1$s, $2) AS n',
-    ml_rag._full_name(relation));
   RETURN CASE operation
     WHEN 'ALL' THEN ARRAY[format('%s FROM %s AS n', _insert, ml_rag._full_name(relation))]
     WHEN 'INSERT' THEN ARRAY[_insert || ' FROM ml_rag_new AS n']
@@ -244,7 +242,7 @@ BEGIN
       FOREACH _statement IN ARRAY ml_rag._segment_statements(TG_RELID,
         CASE TG_LEVEL WHEN 'ROW' THEN 'KEY' ELSE TG_OP END) LOOP
         IF TG_LEVEL = 'ROW' THEN
-          EXECUTE _statement USING to_jsonb(OLD), to_jsonb(NEW);
+          EXECUTE _statement USING OLD, NEW;
         ELSE
           EXECUTE _statement;
         END IF;
