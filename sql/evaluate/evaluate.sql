@@ -145,8 +145,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._evaluate_question(question jsonb, own jsonb, rag jsonb, cutoffs integer[],
-  call integer,
-  OUT result ml_rag.evaluation_question)
+  call integer, OUT result ml_rag.evaluation_question)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 -- a warning that belongs to all questions was given once
 SET client_min_messages = 'error'
@@ -386,8 +385,7 @@ BEGIN
     INSERT INTO ml_rag.evaluation_run (name, started_at, seconds, source, questions, options, stores,
       models, versions, measures, counted, latency, errors)
     VALUES (_parsed.own ->> 'name', _began, _seconds, source, cardinality(_questions),
-      coalesce(options, '{}'), _names,
-      _models, _versions, _measures, _counted, _latency,
+      coalesce(options, '{}'), _names, _models, _versions, _measures, _counted, _latency,
       _errors)
     RETURNING run_id INTO _run_id;
     INSERT INTO ml_rag.evaluation_question (run_id, question_id, question, answer, citations, measures,

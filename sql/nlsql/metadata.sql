@@ -77,8 +77,7 @@ WITH askable AS MATERIALIZED (
     AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'ml_rag')
     AND ($1 IS NULL OR n.nspname = ANY ($1))
     AND ($2 IS NULL OR $2 && ARRAY[concat(n.nspname, '.', c.relname), c.relname,
-      format('%I.%I', n.nspname, c.relname),
-                                   quote_ident(c.relname)])
+      format('%I.%I', n.nspname, c.relname), quote_ident(c.relname)])
     AND (c.relowner = ANY (_owners) OR $1 IS NOT NULL AND c.relowner = n.nspowner
          OR $2 && ARRAY[concat(n.nspname, '.', c.relname), format('%I.%I', n.nspname, c.relname)])
     AND has_schema_privilege(n.oid, 'USAGE')

@@ -408,8 +408,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag.condition(store ml_rag.store, filters jsonb, INOUT arguments text[],
-  parameter text DEFAULT '$3',
-  OUT condition text)
+  parameter text DEFAULT '$3', OUT condition text)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the stage: option filters as SQL
 BEGIN

@@ -17,8 +17,7 @@ $$;
 
 CREATE FUNCTION ml_rag._discover_stores(
   vector_store text[], exclude_vector_store text[], schema text[], vector_store_columns jsonb,
-  embed_model_id text, unmarked boolean,
-  OUT stores jsonb, OUT error jsonb
+  embed_model_id text, unmarked boolean, OUT stores jsonb, OUT error jsonb
 )
 LANGUAGE plpython3u STABLE PARALLEL RESTRICTED
 SET search_path FROM CURRENT
@@ -192,8 +191,7 @@ BEGIN
   WHERE c.relkind IN ('r', 'p', 'f', 'v', 'm') AND NOT pg_is_other_temp_schema(n.oid)
     AND has_schema_privilege(n.oid, 'USAGE')
     AND _why_no_store.name IN (concat(n.nspname, '.', c.relname), c.relname,
-      format('%I.%I', n.nspname, c.relname),
-                               quote_ident(c.relname))
+      format('%I.%I', n.nspname, c.relname), quote_ident(c.relname))
   ORDER BY options -> 'schema' ? n.nspname DESC NULLS LAST, n.nspname LIMIT 1;
   IF _relation IS NULL THEN
     reason := 'There is no table or view of that name in a schema that the caller may use.';
@@ -307,8 +305,7 @@ DECLARE
 BEGIN
   _stores := ARRAY(SELECT s FROM ml_rag.discover(
     _names, ml_rag._texts($1 -> 'exclude_vector_store'), ml_rag._texts($1 -> 'schema'),
-    $1 -> 'vector_store_columns',
-    CASE WHEN _model IS NULL AND _names IS NULL AND ml_rag._needs_embedding($1)
+    $1 -> 'vector_store_columns', CASE WHEN _model IS NULL AND _names IS NULL AND ml_rag._needs_embedding($1)
          THEN ml_rag._get_setting('embed_model_id') ELSE _model END,
     $1 ? 'vector_store_columns' AND $1 ?| '{query_embedding,embed_model_id}') AS s);
   -- one name and one store: nothing to compare

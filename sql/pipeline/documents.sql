@@ -49,8 +49,7 @@ BEGIN
           CASE WHEN _store.segment_number IS NULL THEN '1' ELSE format('t.%I', _store.segment_number) END,
           CASE WHEN with_titles AND _store.metadata IS NOT NULL THEN
             format('to_jsonb(t.%I)', _store.metadata) ELSE 'NULL::jsonb' END,
-          ml_rag._rows_of(_store),
-          format('t.%I IS NOT NULL', coalesce(_store.document_name, _store.segment)))
+          ml_rag._rows_of(_store), format('t.%I IS NOT NULL', coalesce(_store.document_name, _store.segment)))
         INTO _found USING _most, with_titles, first;
       END IF;
       _documents := _documents || coalesce(_found, '[]');

@@ -95,8 +95,7 @@ $$;
 
 CREATE FUNCTION ml_rag._run_function(
   statement text, query text, query_embedding @vector@.vector, texts text[], embeddings @vector@.vector[],
-  metadata jsonb[],
-  arguments jsonb
+  metadata jsonb[], arguments jsonb
 ) RETURNS double precision[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 -- a function without a path of its own finds pgvector's operators, as it does where it is called by itself;
@@ -114,8 +113,7 @@ $$;
 
 CREATE FUNCTION ml_rag._call_function(
   name text, form text, query text, query_embedding @vector@.vector, texts text[],
-  embeddings @vector@.vector[] DEFAULT NULL,
-  metadata jsonb[] DEFAULT NULL, arguments jsonb DEFAULT NULL
+  embeddings @vector@.vector[] DEFAULT NULL, metadata jsonb[] DEFAULT NULL, arguments jsonb DEFAULT NULL
 ) RETURNS double precision[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: what a function of the caller's says of each text or embedding, in their order; null, NaN and
@@ -149,8 +147,7 @@ $$;
 
 CREATE FUNCTION ml_rag._try_function(
   name text, form text, query text, query_embedding @vector@.vector, texts text[],
-  embeddings @vector@.vector[], arguments jsonb,
-  OUT scores double precision[], OUT error jsonb
+  embeddings @vector@.vector[], arguments jsonb, OUT scores double precision[], OUT error jsonb
 )
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: ml_rag._call_function, and its error with the lines of the caller's functions that it came through

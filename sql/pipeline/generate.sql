@@ -1,8 +1,7 @@
 -- generate: prompt to text.
 
 CREATE FUNCTION ml_rag._write(prompt text, options jsonb, hits ml_rag.hit[], prompt_options jsonb,
-  rag jsonb DEFAULT NULL,
-  row_stores text[] DEFAULT '{}') RETURNS jsonb
+  rag jsonb DEFAULT NULL, row_stores text[] DEFAULT '{}') RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: what backend/answer.py writes to a prompt from the hits; rag: what it is to know of the call of
 -- ml_rag

@@ -65,8 +65,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._rewrite(question text, options jsonb, stores ml_rag.store[], rag jsonb,
-  call integer DEFAULT NULL,
-  OUT rewritten ml_rag.rewritten)
+  call integer DEFAULT NULL, OUT rewritten ml_rag.rewritten)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the stage: a question and its history to what is searched with; options: parsed query_options,
 -- rag: those of ml_rag;

@@ -374,8 +374,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._ask_arm(store ml_rag.store, asked regclass[], request jsonb, n integer,
-  here jsonb DEFAULT NULL,
-  OUT shards text[], OUT answers jsonb[], OUT failure jsonb)
+  here jsonb DEFAULT NULL, OUT shards text[], OUT answers jsonb[], OUT failure jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: what shards answer to a request for an arm: for statistics of n words one answer, what their
 -- keyword indexes count together and what is here; for n hits one of each shard; one of another version has

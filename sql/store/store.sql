@@ -113,8 +113,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._make_store(schema_name name, table_name name, model_id text, description text,
-  language text,
-  partitions integer DEFAULT NULL)
+  language text, partitions integer DEFAULT NULL)
 RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: an empty vector store, with its keyword index; partitions: by document, null = none
@@ -300,8 +299,7 @@ $$;
 
 CREATE FUNCTION ml_rag._insert_segments(
   store oid, name text, id bigint, kept jsonb, first integer, metadata jsonb[], segments text[],
-  columns name[],
-  vectors text[]
+  columns name[], vectors text[]
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: segments of one document, numbered from first; vectors: a row a column, as many as segments
@@ -467,8 +465,7 @@ BEGIN
     END IF;
     _store := ml_rag._make_store(_parts[1], _parts[2],
       coalesce(_options ->> 'embed_model_id', ml_rag._get_setting('embed_model_id')),
-      _options ->> 'description',
-      _options ->> 'language', (_options -> 'partitions')::integer);
+      _options ->> 'description', _options ->> 'language', (_options -> 'partitions')::integer);
     PERFORM ml_rag.index_store(_store, _options ->> 'distance_metric', _options -> 'index')
     WHERE _options ? 'index';
   ELSE
