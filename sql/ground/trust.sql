@@ -101,7 +101,8 @@ BEGIN
     JOIN pg_depend AS d ON d.classid = 'pg_policy'::regclass AND d.objid = p.oid
       AND d.refclassid = 'pg_proc'::regclass
     JOIN pg_proc AS f ON f.oid = d.refobjid AND f.proowner <> c.relowner
-    WHERE c.oid = relation AND c.relrowsecurity AND p.polname IN ('sees_parent', 'ml_rag_source'));
+    WHERE c.oid = relation AND c.relrowsecurity AND p.polname IN ('sees_parent', 'ml_rag_source')
+    ORDER BY 1);
 END
 $$;
 
@@ -112,7 +113,8 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 BEGIN
   RETURN ARRAY(
     SELECT DISTINCT unnest(ARRAY[c.relowner, n.nspowner] || ml_rag._left_behind(c.oid))
-    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY (relations));
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY (relations)
+    ORDER BY 1);
 END
 $$;
 

@@ -77,7 +77,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._why_silent(sqlstate text, message text, detail text, is_of_server boolean) RETURNS text
+CREATE FUNCTION ml_rag._why_silent(sqlstate text, message text, detail text, is_of_server boolean)
+RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: in one line why a server does not answer, where an error of postgres_fdw, or of Citus, says so: no
 -- connection, none left, shut down, or its own statement_timeout or lock_timeout; else null
@@ -91,8 +92,8 @@ BEGIN
       OR sqlstate = '53300' AND _message ~ 'connect to server'
       -- of Citus, where a connection that it had is lost
       OR sqlstate = 'XX000' AND _message ~ '^failure on connection marked as essential'
-    THEN left(regexp_replace(concat_ws(': ', rtrim(_message, '.'),
-      CASE WHEN sqlstate = '08001' THEN nullif(rtrim(left(detail, 1000), '.'), '') END), '\s+', ' ', 'g'), 500) END;
+    THEN left(regexp_replace(concat_ws(': ', rtrim(_message, '.'), CASE WHEN sqlstate = '08001'
+      THEN nullif(rtrim(left(detail, 1000), '.'), '') END), '\s+', ' ', 'g'), 500) END;
 END
 $$;
 
@@ -458,7 +459,7 @@ EXCEPTION WHEN query_canceled OR OTHERS THEN
     SELECT w.written FROM unnest(asked) AS s
     CROSS JOIN LATERAL unnest(ARRAY[s, ml_rag._calls_of(s)]) AS r
     CROSS JOIN LATERAL unnest(ARRAY[quote_literal(r), ml_rag._relation_name(r)]) AS w (written)
-    WHERE r IS NOT NULL));
+    WHERE r IS NOT NULL ORDER BY 1));
   failure := ml_rag._shard_failure(store, SQLSTATE, SQLERRM, _detail, _is_of_server, true);
   IF failure IS NULL AND _is_of_server THEN
     failure := ml_rag._failure(store.vector_store, SQLSTATE, SQLERRM, _detail, _hint);
