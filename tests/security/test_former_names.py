@@ -255,3 +255,42 @@ def test_what_takes_the_name_of_a_table_between_two_batches_runs_no_code(db: Dat
         call.result()
     assert not any("ran as" in message for message in said), said
     assert owner.execute("SELECT count(*) FROM results WHERE v IS NOT NULL").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("name", ["docs", "docs_slow"])
+def test_what_takes_the_name_of_a_table_while_nodes_are_made_runs_no_code(
+    db: Database, owner: Connection, name: str
+) -> None:
+    """A run over node groups commits before each batch; the statements of the next ones have their names of then."""
+    make_docs(owner)
+    owner.execute(
+        "GRANT CREATE ON SCHEMA public TO PUBLIC;"
+        "CREATE FUNCTION slow(text) RETURNS SETOF text LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM pg_advisory_xact_lock_shared(42); RETURN NEXT $1; END $$"
+    )
+    caller, gate, attacker = db.connect(), db.connect(), db.connect("tenant")
+    attacker.execute(
+        "CREATE FUNCTION evil() RETURNS boolean LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN true; END $$;"
+        "CREATE FUNCTION evil_trigger() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN NULL; END $$"
+    )
+    said: list[str] = []
+    caller.add_notice_handler(lambda d: said.append(d.message_primary or ""))
+    gate.execute("SELECT pg_advisory_lock(42)")
+    call = Background(
+        lambda: caller.execute("CALL ml_rag.create_node_group('docs', 'slow', '{\"transform\": \"public.slow\"}')")
+    )
+    waiting = "SELECT FROM pg_locks WHERE NOT granted AND locktype = 'advisory' AND objid = 42"
+    wait_until(lambda: gate.execute(waiting).fetchone() is not None or call.ended)
+    owner.execute(f"ALTER TABLE {name} RENAME TO former".encode())
+    attacker.execute(
+        f"CREATE VIEW {name} AS {NODES if name == 'docs_slow' else STORE}; GRANT ALL ON {name} TO PUBLIC;"
+        f"CREATE TRIGGER t INSTEAD OF INSERT OR UPDATE OR DELETE ON {name} FOR EACH ROW"
+        " EXECUTE FUNCTION evil_trigger()".encode()
+    )
+    gate.execute("SELECT pg_advisory_unlock(42)")
+    call.result()
+    assert not any("ran as" in message for message in said), said
+    nodes = "former" if name == "docs_slow" else "docs_slow"
+    assert owner.execute(f"SELECT count(*) FROM {nodes} WHERE node = 'text'".encode()).fetchone() == (1,)

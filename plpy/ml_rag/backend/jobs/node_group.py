@@ -24,6 +24,7 @@ _SIZE, _SIZE_ASKED = 100, 8
 #: a node group as it is filled; pending, key_text, merged: SQL
 _FACTS = """
 SELECT json_build_object('relation', r.relation::oid::bigint, 'name', ml_rag._relation_name(r.relation),
+  'store', ml_rag._relation_name(r.store),
   'options', r.options, 'key', r.key, 'store_key', r.store_key, 'key_types', r.key_types,
   'asks_model', ml_rag._asks_model(r.options ->> 'transform'), 'pending', ml_rag._pending_nodes(r),
   'key_text', ml_rag._key_text('s', r.store_key), 'merged', ml_rag._merged_nodes(($1 ->> 'store')::oid))
@@ -80,6 +81,9 @@ class NodeGroups(Derived):
                 store=self._store, owner=self._owner,
             )  # fmt: skip
             yield from self._lock()
+            if self._group is not None:
+                # tables can have been renamed, and others have their names
+                yield from self._look_up()
         if self._names:
             self._say({"make": "generate", "finish": "index"}.get(step, "read"))
 
@@ -114,10 +118,13 @@ class NodeGroups(Derived):
         yield from self._end_group()
         return {}
 
-    def _begin_group(self) -> Steps[None]:
+    def _look_up(self) -> Steps[None]:
         self._group = yield from run(
             _FACTS, store=self._store, name=self._names[0], retries=self.session.routine != "fill_node_groups"
         )
+
+    def _begin_group(self) -> Steps[None]:
+        yield from self._look_up()
         self._after = None
         yield from call("_grant_readers(oid, oid)", self._store, self._group["relation"])
         waiting = yield from run(f"SELECT to_json(count(*)) {self._group['pending']}")
@@ -183,7 +190,7 @@ class NodeGroups(Derived):
         written = yield from run(
             f"""
             WITH there AS MATERIALIZED (
-              SELECT {of_store} FROM {self._relation} AS s
+              SELECT {of_store} FROM {group["store"]} AS s
               WHERE ({of_store}) IN (SELECT {values} FROM json_array_elements_text($1 -> 'keys') AS u (key))
               FOR KEY SHARE
             ), written AS (
@@ -204,7 +211,7 @@ class NodeGroups(Derived):
         )  # fmt: skip
         if group["options"].get("merge"):
             yield from run(
-                f"WITH merged AS (UPDATE {self._relation} AS s SET segment_nodes = {group['merged']}"
+                f"WITH merged AS (UPDATE {group['store']} AS s SET segment_nodes = {group['merged']}"
                 f" WHERE ({of_store}) IN (SELECT {values} FROM json_array_elements_text($1 -> 'keys') AS u (key))"
                 " RETURNING 1) SELECT to_json(count(*)) FROM merged",
                 keys=keys,
