@@ -289,51 +289,25 @@ BEGIN
         'trust, would run with the rights of %s.', quote_ident(_found.owner), quote_ident(current_user)),
       HINT = format('Drop the foreign key, and REVOKE REFERENCES ON %s FROM the role.', filled);
   END IF;
-  -- casts of a type to text and JSON, and checks of a domain, are code of its owner; and what is written goes
-  -- through constraints, generated columns, indexes, rules and policies, whoever has caused it
+  -- casts of a type to text and JSON, and checks of a domain, are code of its owner
   WITH RECURSIVE used AS (
-    SELECT a.attrelid AS relation, a.attname AS name, 'pg_type'::regclass AS class, a.atttypid AS oid
-    FROM pg_attribute AS a
+    SELECT a.attrelid, a.attname, a.atttypid AS type FROM pg_attribute AS a
     WHERE a.attrelid IN (relation, filled) AND a.attnum > 0 AND a.atttypid >= 16384
-    UNION SELECT p.* FROM unnest(ml_rag._parts(filled)) AS t (oid) CROSS JOIN LATERAL (
-      SELECT o.conrelid, o.conname, 'pg_constraint'::regclass, o.oid FROM pg_constraint AS o
-      WHERE o.conrelid = t.oid
-      UNION ALL SELECT o.adrelid, a.attname, 'pg_attrdef', o.oid FROM pg_attrdef AS o
-      JOIN pg_attribute AS a ON a.attrelid = o.adrelid AND a.attnum = o.adnum
-      WHERE o.adrelid = t.oid AND (a.attgenerated <> '' OR _refers)
-      UNION ALL SELECT o.indrelid, c.relname, 'pg_class', c.oid FROM pg_index AS o
-      JOIN pg_class AS c ON c.oid = o.indexrelid WHERE o.indrelid = t.oid
-      UNION ALL SELECT o.ev_class, o.rulename, 'pg_rewrite', o.oid FROM pg_rewrite AS o
-      WHERE o.ev_class = t.oid
-      UNION ALL SELECT o.polrelid, o.polname, 'pg_policy', o.oid FROM pg_policy AS o
-      JOIN pg_class AS c ON c.oid = o.polrelid AND c.relforcerowsecurity WHERE o.polrelid = t.oid) AS p
-    UNION SELECT u.relation, u.name, r.class, r.oid FROM used AS u CROSS JOIN LATERAL (
-      SELECT d.refclassid, d.refobjid FROM pg_depend AS d WHERE d.classid = u.class AND d.objid = u.oid
-      UNION ALL SELECT d.refclassid, d.refobjid FROM pg_type AS y JOIN pg_depend AS d ON d.objid = y.typrelid
-      WHERE u.class = 'pg_type'::regclass AND y.oid = u.oid AND d.classid = 'pg_class'::regclass
-      UNION ALL SELECT 'pg_constraint'::regclass, o.oid FROM pg_constraint AS o
-      WHERE u.class = 'pg_type'::regclass AND o.contypid = u.oid
-      -- to a type of PostgreSQL's: others can make those to types of their own
-      UNION ALL SELECT 'pg_proc'::regclass, o.castfunc FROM pg_cast AS o
-      WHERE u.class = 'pg_type'::regclass AND o.castsource = u.oid AND o.casttarget < 16384) AS r (class, oid)
-    WHERE u.class NOT IN ('pg_proc'::regclass, 'pg_operator'::regclass) AND r.class IN ('pg_type'::regclass,
-      'pg_proc'::regclass, 'pg_operator'::regclass, 'pg_constraint'::regclass)
+    UNION SELECT u.attrelid, u.attname, d.refobjid FROM used AS u JOIN pg_type AS y ON y.oid = u.type
+    JOIN pg_depend AS d ON (d.classid, d.objid) = ('pg_type'::regclass, y.oid)
+      OR (d.classid, d.objid) = ('pg_class'::regclass, y.typrelid)
+    WHERE d.refclassid = 'pg_type'::regclass
   )
-  SELECT u.relation::regclass AS table, u.name, pg_describe_object(u.class, u.oid, 0) AS what,
-    pg_get_userbyid(r.owner) AS owner INTO _found
-  FROM used AS u CROSS JOIN LATERAL (
-    SELECT y.typowner FROM pg_type AS y WHERE u.class = 'pg_type'::regclass AND y.oid = u.oid
-    UNION ALL SELECT p.proowner FROM pg_proc AS p WHERE u.class = 'pg_proc'::regclass AND p.oid = u.oid
-    UNION ALL SELECT o.oprowner FROM pg_operator AS o WHERE u.class = 'pg_operator'::regclass
-      AND o.oid = u.oid) AS r (owner)
-  WHERE NOT ml_rag._trusts(r.owner) LIMIT 1;
+  SELECT u.attrelid::regclass AS table, u.attname AS name, y.oid::regtype AS type,
+    pg_get_userbyid(y.typowner) AS owner INTO _found
+  FROM used AS u JOIN pg_type AS y ON y.oid = u.type WHERE NOT ml_rag._trusts(y.typowner) LIMIT 1;
   IF FOUND THEN
     RAISE EXCEPTION USING ERRCODE = '42501',
-      MESSAGE = format('"%s" of "%s" can run code of a role that you do not trust', _found.name,
+      MESSAGE = format('column "%s" of "%s" is of a type of a role that you do not trust', _found.name,
         _found.table),
-      DETAIL = format('It uses %s, which belongs to role %s, whose code would run with the rights of %s.',
-        _found.what, quote_ident(_found.owner), quote_ident(current_user)),
-      HINT = 'Have a superuser give that to the owner of the table: ALTER TYPE or FUNCTION … OWNER TO ….';
+      DETAIL = format('Type %s belongs to role %s, whose code would run with the rights of %s.', _found.type,
+        quote_ident(_found.owner), quote_ident(current_user)),
+      HINT = 'Have a superuser give the type to the owner of the table: ALTER TYPE … OWNER TO ….';
   END IF;
   SELECT c.oid::regclass AS table, g.role INTO _found
   FROM pg_class AS c CROSS JOIN LATERAL (
