@@ -289,26 +289,6 @@ BEGIN
         'trust, would run with the rights of %s.', quote_ident(_found.owner), quote_ident(current_user)),
       HINT = format('Drop the foreign key, and REVOKE REFERENCES ON %s FROM the role.', filled);
   END IF;
-  -- casts of a type to text and JSON, and checks of a domain, are code of its owner
-  WITH RECURSIVE used AS (
-    SELECT a.attrelid, a.attname, a.atttypid AS type FROM pg_attribute AS a
-    WHERE a.attrelid IN (relation, filled) AND a.attnum > 0 AND a.atttypid >= 16384
-    UNION SELECT u.attrelid, u.attname, d.refobjid FROM used AS u JOIN pg_type AS y ON y.oid = u.type
-    JOIN pg_depend AS d ON (d.classid, d.objid) = ('pg_type'::regclass, y.oid)
-      OR (d.classid, d.objid) = ('pg_class'::regclass, y.typrelid)
-    WHERE d.refclassid = 'pg_type'::regclass
-  )
-  SELECT u.attrelid::regclass AS table, u.attname AS name, y.oid::regtype AS type,
-    pg_get_userbyid(y.typowner) AS owner INTO _found
-  FROM used AS u JOIN pg_type AS y ON y.oid = u.type WHERE NOT ml_rag._trusts(y.typowner) LIMIT 1;
-  IF FOUND THEN
-    RAISE EXCEPTION USING ERRCODE = '42501',
-      MESSAGE = format('column "%s" of "%s" is of a type of a role that you do not trust', _found.name,
-        _found.table),
-      DETAIL = format('Type %s belongs to role %s, whose code would run with the rights of %s.', _found.type,
-        quote_ident(_found.owner), quote_ident(current_user)),
-      HINT = 'Have a superuser give the type to the owner of the table: ALTER TYPE … OWNER TO ….';
-  END IF;
   SELECT c.oid::regclass AS table, g.role INTO _found
   FROM pg_class AS c CROSS JOIN LATERAL (
     SELECT a.grantee FROM aclexplode(c.relacl) AS a

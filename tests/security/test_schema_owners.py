@@ -328,44 +328,6 @@ def test_who_may_make_triggers_on_a_table_runs_no_code_as_its_owner_by_a_conditi
     assert attacker.execute("SELECT count(*) FROM hers.ran").fetchone() == (0,)
 
 
-TYPES = (
-    "CREATE DOMAIN hers.code AS text CHECK (hers.ran(VALUE));"
-    "CREATE TYPE hers.pair AS (code hers.code);"
-    "CREATE TYPE hers.mood AS ENUM ('a');"
-    "CREATE FUNCTION hers.as_json(hers.mood) RETURNS json LANGUAGE plpgsql AS"
-    " $$BEGIN PERFORM hers.ran('a'); RETURN '\"a\"'; END$$;"
-    "CREATE CAST (hers.mood AS json) WITH FUNCTION hers.as_json(hers.mood)"
-)
-
-
-@pytest.mark.parametrize("options", ['"mode": "immediate"', '"destination": "table"'])
-@pytest.mark.parametrize("type", ["hers.code", "hers.pair[]", "hers.mood", "shared.over"])
-def test_a_type_of_a_column_runs_no_code_as_the_owner_of_the_table(
-    db: Database, owner: Connection, attacker: Connection, options: str, type: str
-) -> None:
-    """Where the table has it, its owner must write it to run code; nobody else's writes do."""
-    attacker.execute(
-        "CREATE TABLE hers.who (name name); GRANT INSERT ON hers.who TO PUBLIC;"
-        "CREATE FUNCTION hers.ran(text) RETURNS boolean LANGUAGE plpgsql AS"
-        " $$BEGIN INSERT INTO hers.who VALUES (current_user); RETURN true; END$$"
-    )
-    attacker.execute(TYPES.encode())
-    owner.execute(
-        "CREATE SCHEMA shared; GRANT USAGE ON SCHEMA shared TO PUBLIC; CREATE DOMAIN shared.over AS hers.code"
-    )
-    owner.execute(f"CREATE TABLE shared.items (id integer PRIMARY KEY, name text, it {type})".encode())
-    owner.execute(f"SELECT ml_rag.create_vectorizer('shared.items', '{{\"columns\": \"name\", {options}}}')".encode())
-    owner.execute("GRANT INSERT, SELECT, UPDATE ON shared.items TO PUBLIC")
-    for statement in ("INSERT INTO shared.items VALUES (1, 'lamp')", "UPDATE shared.items SET id = id + 1"):
-        with error("42501", "is of a type of a role that you do not trust", "Type hers.", "ALTER TYPE"):
-            attacker.execute(statement.encode())
-    (name,) = owner.execute("SELECT current_user").fetchone() or ("",)
-    assert owner.execute("SELECT count(*) FROM hers.who WHERE name = %s", [name]).fetchone() == (0,)
-    for one in ("DOMAIN hers.code", "TYPE hers.pair", "TYPE hers.mood"):
-        owner.execute(f"ALTER {one} OWNER TO CURRENT_USER".encode())
-    attacker.execute("INSERT INTO shared.items VALUES (1, 'lamp'); UPDATE shared.items SET id = id + 1")
-
-
 @pytest.mark.parametrize("action", ["DELETE CASCADE", "DELETE SET NULL", "DELETE CASCADE ON UPDATE CASCADE"])
 def test_who_may_make_foreign_keys_on_segments_runs_no_code_as_their_owner(
     db: Database, owner: Connection, attacker: Connection, action: str
