@@ -188,6 +188,7 @@ BEGIN
         IF _store.found = 'trusted' THEN
           _lock_timeout := ml_rag._limit_wait(1000);
         END IF;
+        PERFORM ml_rag._hold(ml_rag._parts(_store.relation));
         EXECUTE format('SELECT array_agg(n.name) FROM (SELECT DISTINCT t.%I::text AS name FROM %s AS t) AS n',
           _column, _store.relation) INTO _found;
         IF _lock_timeout IS NOT NULL THEN

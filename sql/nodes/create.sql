@@ -15,6 +15,7 @@ DECLARE
   _all bigint := 0;
   _all_calls bigint := 0;
 BEGIN
+  PERFORM ml_rag._hold(ml_rag._node_tables(store));
   FOREACH _name IN ARRAY coalesce(names, '{NULL}') LOOP
     _run := ml_rag._look_up(store, _name, true);
     IF _name IS NULL THEN

@@ -272,6 +272,8 @@ BEGIN
       DETAIL = format('Node group "%s" is made of its nodes.', _child), HINT = 'Drop that one first.';
   END IF;
   PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
+  -- the nodes of others are merged again
+  PERFORM ml_rag._hold(ml_rag._node_tables(store));
   EXECUTE format('DROP TABLE %s', ml_rag._relation_name(_group.relation));
   IF (_group.options -> 'merge')::boolean AND ml_rag._merged_nodes(store) IS NOT NULL THEN
     EXECUTE

@@ -68,6 +68,8 @@ BEGIN
   FOR _one IN SELECT s.store, s.name, g.relation, g.key FROM ml_rag._node_status() AS s
     JOIN LATERAL ml_rag._node_groups(s.store) AS g ON g.name = s.name
               WHERE s.failed > 0 LOOP
+    -- an error since it was counted has given its lock back
+    CONTINUE WHEN NOT ml_rag._hold_trusted(ml_rag._node_tables(_one.store));
     RETURN QUERY EXECUTE format('SELECT $1, $2, %s, n.attempts, n.error ->> ''sqlstate'','
       ' n.error ->> ''message'', n.error ->> ''detail'', n.next_attempt'
       ' FROM %s AS n WHERE n.error IS NOT NULL ORDER BY 3', ml_rag._key_text('n', _one.key),

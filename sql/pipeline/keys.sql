@@ -87,6 +87,7 @@ DECLARE
 BEGIN
   IF store.found <> 'named' THEN
     _former_wait := ml_rag._limit_wait(1000);
+    PERFORM ml_rag._hold(ml_rag._parts(store.relation));
   END IF;
   RETURN QUERY EXECUTE format($query$
     SELECT e.key FROM (SELECT to_jsonb(t.%I) AS metadata FROM %s AS t LIMIT 1000) AS m,

@@ -129,6 +129,7 @@ BEGIN
   _is_former := ml_rag._has_texts(relation);
   IF _options ->> 'destination' = 'table' THEN
     _store := ml_rag._segment_table(relation);
+    PERFORM ml_rag._hold(ARRAY[_store::oid]) WHERE _store IS NOT NULL;
   END IF;
   IF _is_former THEN
     PERFORM ml_rag._check_former(relation, _store, _template, _name, _type, _model);

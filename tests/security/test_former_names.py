@@ -47,6 +47,11 @@ def make_parts(owner: Connection) -> None:
     owner.execute("GRANT INSERT ON items TO PUBLIC")
 
 
+def make_former(owner: Connection) -> None:
+    make_segments(owner)
+    owner.execute("SELECT ml_rag.drop_vectorizer('items', '{\"keep_columns\": true}')")
+
+
 def make_segments(owner: Connection) -> None:
     owner.execute("CREATE TABLE items (id integer PRIMARY KEY, name text)")
     create(owner, columns="name", destination="table")
@@ -63,6 +68,14 @@ def make_nodes(owner: Connection) -> None:
     owner.execute(
         'CALL ml_rag.create_node_group(\'docs\', \'more\', \'{"transform": "paragraph", "parent": "sentences"}\')'
     )
+
+
+def make_merged(owner: Connection) -> None:
+    make_docs(owner)
+    owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
+    for name in ("sentences", "more"):
+        options = '{"transform": "sentence", "merge": true}'
+        owner.execute(f"CALL ml_rag.create_node_group('docs', '{name}', '{options}')".encode())
 
 
 def make_other(owner: Connection) -> None:
@@ -109,6 +122,11 @@ PLANTED = (
     "SELECT; DROP VIEW docs; CREATE TABLE docs (document_name text, metadata jsonb); GRANT ALL ON docs TO PUBLIC;"
     "CREATE TRIGGER t BEFORE DELETE ON docs FOR EACH STATEMENT EXECUTE FUNCTION evil_trigger()"
 )
+PLANTED_SEGMENTS = (
+    "SELECT; DROP VIEW items_segments; CREATE TABLE items_segments (source_id integer, text_hash bigint);"
+    "GRANT ALL ON items_segments TO PUBLIC; CREATE TRIGGER t BEFORE DELETE ON items_segments FOR EACH STATEMENT"
+    " EXECUTE FUNCTION evil_trigger()"
+)
 CASES = {
     "the view of vectorizers": Case(make_items, "items", ITEMS, None, "SELECT count(*) FROM ml_rag.vectorizer"),
     "a run": Case(make_items, "items", ITEMS, None, "CALL ml_rag.run_vectorizer('items')"),
@@ -128,6 +146,13 @@ CASES = {
         " EXECUTE FUNCTION evil_trigger()",
         "tenant", "INSERT INTO items VALUES (1, 'x')",
     ),
+    "the segments of a former vectorizer": Case(
+        make_former, "items_segments", PLANTED_SEGMENTS, None,
+        'SELECT ml_rag.create_vectorizer(\'items\', \'{"columns": "name", "destination": "table"}\')',
+    ),
+    "what a model may filter by": Case(
+        make_docs, "docs", STORE, None, "SELECT ml_rag.rewrite('text', '{\"filters\": true}')"
+    ),
     "the collections of a table that is adopted": Case(
         make_collections, "langchain_pg_collection",
         "SELECT '00000000-0000-0000-0000-000000000001'::uuid AS uuid, 'birds'::varchar AS name"
@@ -146,6 +171,20 @@ CASES = {
         make_docs, "docs", STORE, None, "SELECT ml_rag.unchanged_documents('docs', '{d}', '{00}')"
     ),
     "the embeddings of a store": Case(make_other, "docs", STORE, None, "SELECT * FROM ml_rag.embeddings('docs')"),
+    "what a node group would be made of": Case(
+        make_docs, "docs", STORE, None,
+        'CALL ml_rag.create_node_group(\'docs\', \'new\', \'{"transform": "sentence", "dry_run": true}\')',
+    ),
+    "what waits for its nodes": Case(
+        make_nodes, "docs", STORE, None, "CALL ml_rag.refresh_node_groups('docs', '{\"dry_run\": true}')"
+    ),
+    "a node group beside one that is dropped": Case(
+        make_merged, "docs_more", NODES, None, "SELECT ml_rag.drop_node_group('docs', 'sentences')"
+    ),
+    "the names of documents that are expected": Case(
+        make_docs, "docs", STORE, None,
+        "SELECT ml_rag_evaluate('SELECT ''text'' AS question, ''x'' AS documents')",
+    ),
     "another default embedding": Case(
         make_other, "docs", STORE.replace("segment_embedding", "segment_embedding_other"), None,
         "SELECT ml_rag.use_embedding('docs', 'other')",
@@ -294,3 +333,14 @@ def test_what_takes_the_name_of_a_table_while_nodes_are_made_runs_no_code(
     assert not any("ran as" in message for message in said), said
     nodes = "former" if name == "docs_slow" else "docs_slow"
     assert owner.execute(f"SELECT count(*) FROM {nodes} WHERE node = 'text'".encode()).fetchone() == (1,)
+
+
+def test_the_tables_of_texts_without_nodes_are_held_though_counting_them_failed(owner: Connection) -> None:
+    """An error gives back the locks that were taken since: here the group has lost the one that it is made of."""
+    make_nodes(owner)
+    owner.execute("DROP TABLE docs_sentences; UPDATE docs_more SET error = '{}' WHERE node_number = 0")
+    with owner.transaction():
+        assert owner.execute("SELECT name FROM ml_rag.node_group_error").fetchall() == [("more",)]
+        assert owner.execute(
+            "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND relation = 'docs'::regclass"
+        ).fetchone() == (1,)
