@@ -204,6 +204,9 @@ CASES = {
     "a search in stages, by a vector": Case(
         make_docs, "docs", STORE, None, SEARCH.format(VECTOR + ', "explain": true')
     ),
+    "the keys that a model may filter by": Case(
+        make_docs, "docs", STORE, None, SEARCH.format(', "query_options": {"filters": true}')
+    ),
     "a search in nodes": Case(
         make_nodes, "docs_sentences", NODES, None,
         SEARCH.format(', "arms": [{"search": "semantic", "in": "sentences"}]'),
