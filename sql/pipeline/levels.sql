@@ -70,6 +70,34 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._check_preset(name text, options jsonb, given jsonb) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
+-- purpose: refuse that a preset names, for a superuser, what runs code of others: members of ml_rag_publisher
+-- can change any preset, and what is named runs unasked. Others trust those members
+-- A store without its schema is found only if it is trusted. options: of the preset, given: of the call
+-- Reads: the catalog  Errors: 42501
+DECLARE
+  _named text := (
+    SELECT v.name FROM unnest(ml_rag._texts(options -> 'vector_store')) AS v (name)
+    WHERE NOT given ? 'vector_store' AND strpos(v.name, '.') > 0 AND ml_rag._hold_trusted(ARRAY(
+      SELECT r FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+      CROSS JOIN unnest(ml_rag._read_with(c.oid)) AS r
+      WHERE v.name IN (format('%I.%I', n.nspname, c.relname), concat(n.nspname, '.', c.relname))
+      ORDER BY r)) IS NOT TRUE
+    UNION ALL SELECT f.name #>> '{}' FROM jsonb_path_query(options - ARRAY(
+      SELECT k FROM unnest('{arms,rerank}'::text[]) AS k WHERE given ? k), 'strict $.**.function') AS f (name)
+    LIMIT 1);
+BEGIN
+  IF _named IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '42501',
+      MESSAGE = format('preset "%s" names what you do not trust', left(name, 100)),
+      DETAIL = format('Whatever "%s" is runs code of its owner, and members of ml_rag_publisher can change '
+        'presets. A superuser trusts superusers only.', left(_named, 200)),
+      HINT = 'Give that option in the call, beside "preset", or ask as another role.';
+  END IF;
+END
+$$;
+
 CREATE FUNCTION ml_rag._levels(options jsonb) RETURNS TABLE (level text, given jsonb)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 3 AS $$
 -- purpose: what is laid under the options of a call, lowest first: the database's, the role's or session's, a
@@ -95,6 +123,8 @@ BEGIN
       RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('%s does not exist', level),
         HINT = 'SELECT * FROM ml_rag.preset lists the presets; ml_rag.create_preset makes one.';
     END IF;
+    PERFORM ml_rag._check_preset($1 ->> 'preset', given, $1)
+    FROM pg_roles AS r WHERE r.rolname = current_user AND r.rolsuper;
     RETURN NEXT;
   END IF;
 END

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.types.json import Jsonb
 
 from support.cluster import Connection, Database
 from support.hostile_server import embeddings, hostile, reply
@@ -379,6 +380,35 @@ def test_a_publisher_s_view_is_searched_unasked(
     assert found(asker) == {"evil.kb": "trusted", "public.good": "trusted"}
     # code of one who is no superuser never runs as one
     assert found(good.connect()) == {"public.good": "trusted"}
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"vector_store": ["evil.kb"]},
+        {"vector_store": ["public.good", '"evil"."kb"']},
+        {"vector_store": ["evil.later"]},
+        {"arms": [{"search": "function", "function": "evil.score"}]},
+        {"rerank": {"function": "evil.score"}},
+    ],
+)
+def test_no_preset_names_for_a_superuser_what_a_publisher_made(
+    good: Database, attacker: Connection, grants: Callable[[str], None], named: dict[str, Any]
+) -> None:
+    publish(attacker, VIEW)
+    superuser, asker = good.connect(), good.connect("asker")
+    grants("GRANT ml_rag_publisher TO {tenant}")
+    superuser.execute("SELECT ml_rag.create_preset('kb', '{\"vector_store\": [\"public.good\"]}')")
+    assert ask(superuser, preset="kb")[0]["vector_store"] == ["public.good"]
+    # the function behind ml_rag.create_preset checks nothing
+    attacker.execute("SELECT ml_rag._write_preset('kb', %s, NULL)", [Jsonb(named)])
+    with error("42501", 'preset "kb" names what you do not trust', "ml_rag_publisher", "in the call"):
+        ask(superuser, preset="kb")
+    if named == {"vector_store": ["evil.kb"]}:
+        assert ask(asker, preset="kb")[0]["vector_store"] == ["evil.kb"]
+        # the call's own counts
+        assert ask(superuser, preset="kb", vector_store=["public.good"])[0]["vector_store"] == ["public.good"]
+        assert ask(superuser, preset="kb", vector_store=["evil.kb"])[0]["vector_store"] == ["evil.kb"]
 
 
 def test_only_a_superuser_can_make_others_trust_a_role(
