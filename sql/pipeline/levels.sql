@@ -84,8 +84,11 @@ DECLARE
       CROSS JOIN unnest(ml_rag._read_with(c.oid)) AS r
       WHERE v.name IN (format('%I.%I', n.nspname, c.relname), concat(n.nspname, '.', c.relname))
       ORDER BY r)) IS NOT TRUE
-    UNION ALL SELECT f.name #>> '{}' FROM jsonb_path_query(options - ARRAY(
-      SELECT k FROM unnest('{arms,rerank}'::text[]) AS k WHERE given ? k), 'strict $.**.function') AS f (name)
+    UNION ALL SELECT a ->> 'function'
+    FROM jsonb_path_query(options, 'lax $.arms[*] ? (exists (@.function))') AS a
+    WHERE NOT given ? 'arms'
+    UNION ALL SELECT options #>> '{rerank,function}'
+    WHERE options #> '{rerank,function}' IS NOT NULL AND given #> '{rerank,function}' IS NULL
     LIMIT 1);
 BEGIN
   IF _named IS NOT NULL THEN
