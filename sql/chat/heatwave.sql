@@ -122,6 +122,7 @@ BEGIN
         role, key))))
     || CASE WHEN _options ? 'table_metadata'
             THEN jsonb_build_object('vector_store_columns', _options -> 'table_metadata') ELSE '{}' END);
+  PERFORM ml_rag._check_named('setting ml_rag.chat_options', _rag, '{}') WHERE session_user <> current_user;
   -- where nobody named a store and there is none, the model answers alone
   IF NOT _options ?| '{tables,schema_name,include_document_uris}' AND NOT (_rag -> 'skip_generate')::boolean
     AND cardinality(ml_rag._discover(_rag)) = 0 THEN

@@ -70,33 +70,34 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._check_preset(name text, options jsonb, given jsonb) RETURNS void
+CREATE FUNCTION ml_rag._check_named(level text, options jsonb, given jsonb) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
--- purpose: refuse that a preset names, for a superuser, what runs code of others: members of ml_rag_publisher
--- can change any preset, and what is named runs unasked. Others trust those members
--- A store without its schema is found only if it is trusted. options: of the preset, given: of the call
+-- purpose: refuse that options which others can have written name what runs code of a role that the caller
+-- does not trust: what is named runs unasked. So it is with a preset, for a superuser, as members of
+-- ml_rag_publisher can change any, whom all others trust; and with a setting of the session where the role is
+-- not that of the session: another one can have left it, or called a function that is SECURITY DEFINER
+-- A store without its schema is found only if it is trusted. given: what the call says itself
 -- Reads: the catalog  Errors: 42501
 DECLARE
   _named text := (
     SELECT v.name FROM unnest(ml_rag._texts(options -> 'vector_store')) AS v (name)
-    WHERE NOT given ? 'vector_store' AND strpos(v.name, '.') > 0 AND ml_rag._hold_trusted(ARRAY(
+    WHERE (given ? 'vector_store') IS NOT TRUE AND strpos(v.name, '.') > 0 AND ml_rag._hold_trusted(ARRAY(
       SELECT r FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
       CROSS JOIN unnest(ml_rag._read_with(c.oid)) AS r
       WHERE v.name IN (format('%I.%I', n.nspname, c.relname), concat(n.nspname, '.', c.relname))
       ORDER BY r)) IS NOT TRUE
     UNION ALL SELECT a ->> 'function'
     FROM jsonb_path_query(options, 'lax $.arms[*] ? (exists (@.function))') AS a
-    WHERE NOT given ? 'arms'
+    WHERE (given ? 'arms') IS NOT TRUE
     UNION ALL SELECT options #>> '{rerank,function}'
     WHERE options #> '{rerank,function}' IS NOT NULL AND given #> '{rerank,function}' IS NULL
     LIMIT 1);
 BEGIN
   IF _named IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '42501',
-      MESSAGE = format('preset "%s" names what you do not trust', left(name, 100)),
-      DETAIL = format('Whatever "%s" is runs code of its owner, and members of ml_rag_publisher can change '
-        'presets. A superuser trusts superusers only.', left(_named, 200)),
-      HINT = 'Give that option in the call, beside "preset", or ask as another role.';
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('%s names what you do not trust', level),
+      DETAIL = format('"%s" is, or runs, code of a role that role %s does not trust, and %s can be of '
+        'another role.', left(_named, 200), quote_ident(current_user), level),
+      HINT = 'Name it in a call of ml_rag, or ask as another role.';
   END IF;
 END
 $$;
@@ -117,6 +118,9 @@ BEGIN
   IF _session IS NOT NULL THEN
     level := 'setting ml_rag.options';
     given := ml_rag._options_of_setting('ml_rag.options', _session);
+    -- only a superuser sets it for a role or a database
+    PERFORM ml_rag._check_named(level, given, $1) WHERE session_user <> current_user AND NOT EXISTS (
+      SELECT FROM pg_db_role_setting AS d WHERE concat('ml_rag.options=', _session) = ANY (d.setconfig));
     RETURN NEXT;
   END IF;
   IF jsonb_typeof($1 -> 'preset') = 'string' THEN
@@ -126,7 +130,7 @@ BEGIN
       RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('%s does not exist', level),
         HINT = 'SELECT * FROM ml_rag.preset lists the presets; ml_rag.create_preset makes one.';
     END IF;
-    PERFORM ml_rag._check_preset($1 ->> 'preset', given, $1)
+    PERFORM ml_rag._check_named(level, given, $1)
     FROM pg_roles AS r WHERE r.rolname = current_user AND r.rolsuper;
     RETURN NEXT;
   END IF;

@@ -402,7 +402,7 @@ def test_no_preset_names_for_a_superuser_what_a_publisher_made(
     assert ask(superuser, preset="kb")[0]["vector_store"] == ["public.good"]
     # the function behind ml_rag.create_preset checks nothing
     attacker.execute("SELECT ml_rag._write_preset('kb', %s, NULL)", [Jsonb(named)])
-    with error("42501", 'preset "kb" names what you do not trust', "ml_rag_publisher", "in the call"):
+    with error("42501", 'preset "kb" names what you do not trust', "does not trust", "in a call of ml_rag"):
         # options that are objects are laid over key by key
         ask(superuser, preset="kb", **({"rerank": {"candidates": 20}} if "rerank" in named else {}))
     if named == {"vector_store": ["evil.kb"]}:
@@ -410,6 +410,48 @@ def test_no_preset_names_for_a_superuser_what_a_publisher_made(
         # the call's own counts
         assert ask(superuser, preset="kb", vector_store=["public.good"])[0]["vector_store"] == ["public.good"]
         assert ask(superuser, preset="kb", vector_store=["evil.kb"])[0]["vector_store"] == ["evil.kb"]
+
+
+def test_no_setting_of_a_session_names_for_another_role_what_it_does_not_trust(
+    good: Database, attacker: Connection, grants: Callable[[str], None]
+) -> None:
+    """One that was left in a pooled connection, or that the caller of a function with its owner's rights has made."""
+    publish(attacker, VIEW)
+    asker, superuser = good.connect("asker"), good.connect()
+    roles = [sql.Identifier(good.role(role)) for role in ("asker", "tenant")]
+    superuser.execute(sql.SQL("GRANT USAGE, CREATE ON SCHEMA public TO {}").format(roles[0]))
+    asker.execute(
+        "CREATE FUNCTION public.asked() RETURNS text[] LANGUAGE sql SECURITY DEFINER AS"
+        " $$ SELECT array_agg(DISTINCT s.vector_store) FROM ml_rag_search('contract') AS s $$;"
+        "CREATE PROCEDURE public.chatted() LANGUAGE plpgsql SECURITY DEFINER AS"
+        " $$ DECLARE out jsonb; BEGIN CALL heatwave_chat('contract', out); END $$"
+    )
+    options = '{"vector_store": ["evil.kb"]}'
+    chat = '{"tables": [{"schema_name": "evil", "table_name": "kb"}]}'
+    for connection in (attacker, superuser):
+        connection.execute(sql.SQL("SET ml_rag.options = {}; SET ml_rag.chat_options = {}").format(options, chat))
+    superuser.execute(sql.SQL("SET ROLE {}").format(roles[0]))
+    for connection, ask_it in (
+        (attacker, "SELECT public.asked()"),
+        (superuser, "SELECT * FROM ml_rag_search('contract')"),
+    ):
+        with error("42501", "setting ml_rag.options names what you do not trust", '"evil.kb"', "in a call of ml_rag"):
+            connection.execute(ask_it.encode())
+    for connection, chat_it in ((attacker, "CALL public.chatted()"), (superuser, "CALL heatwave_chat('contract')")):
+        connection.execute("RESET ml_rag.options")
+        with error("42501", "setting ml_rag.chat_options names what you do not trust", '"evil.kb"'):
+            connection.execute(chat_it.encode())
+    # what the role trusts, and what it sets itself
+    attacker.execute('SET ml_rag.options = \'{"vector_store": ["public.good"]}\'')
+    assert attacker.execute("SELECT public.asked()").fetchone() == (["public.good"],)
+    asker.execute(sql.SQL("SET ml_rag.options = {}").format(options))
+    assert asker.execute("SELECT public.asked()").fetchone() == (["evil.kb"],)
+    # what a superuser has set for all who connect
+    name = sql.Identifier(good.name)
+    superuser.execute(sql.SQL("RESET ROLE; ALTER DATABASE {} SET ml_rag.options = {}").format(name, options))
+    session = good.connect()
+    session.execute(sql.SQL("SET ROLE {}").format(roles[0]))
+    assert session.execute("SELECT count(*) > 0 FROM ml_rag_search('contract')").fetchone() == (True,)
 
 
 def test_only_a_superuser_can_make_others_trust_a_role(
