@@ -449,9 +449,12 @@ def test_no_setting_of_a_session_names_for_another_role_what_it_does_not_trust(
     # what a superuser has set for all who connect
     name = sql.Identifier(good.name)
     superuser.execute(sql.SQL("RESET ROLE; ALTER DATABASE {} SET ml_rag.options = {}").format(name, options))
-    session = good.connect()
-    session.execute(sql.SQL("SET ROLE {}").format(roles[0]))
-    assert session.execute("SELECT count(*) > 0 FROM ml_rag_search('contract')").fetchone() == (True,)
+    try:
+        session = good.connect()
+        session.execute(sql.SQL("SET ROLE {}").format(roles[0]))
+        assert session.execute("SELECT count(*) > 0 FROM ml_rag_search('contract')").fetchone() == (True,)
+    finally:
+        superuser.execute(sql.SQL("ALTER DATABASE {} RESET ml_rag.options").format(name))
 
 
 def test_only_a_superuser_can_make_others_trust_a_role(
