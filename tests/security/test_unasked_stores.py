@@ -450,9 +450,9 @@ def test_no_setting_of_a_session_names_for_another_role_what_it_does_not_trust(
     name = sql.Identifier(good.name)
     superuser.execute(sql.SQL("RESET ROLE; ALTER DATABASE {} SET ml_rag.options = {}").format(name, options))
     try:
-        session = good.connect()
-        session.execute(sql.SQL("SET ROLE {}").format(roles[0]))
-        assert session.execute("SELECT count(*) > 0 FROM ml_rag_search('contract')").fetchone() == (True,)
+        with psycopg.connect(good.dsn, dbname=good.name) as session:
+            session.execute(sql.SQL("SET ROLE {}").format(roles[0]))
+            assert session.execute("SELECT count(*) > 0 FROM ml_rag_search('contract')").fetchone() == (True,)
     finally:
         superuser.execute(sql.SQL("ALTER DATABASE {} RESET ml_rag.options").format(name))
 
