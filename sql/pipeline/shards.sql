@@ -113,6 +113,7 @@ DECLARE
   _detail text;
   _why text;
 BEGIN
+  PERFORM ml_rag._hold(ARRAY[shard::oid]);
   EXECUTE _statement;
   RETURN NULL;
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
@@ -313,6 +314,8 @@ DECLARE
 BEGIN
   FOREACH _shard IN ARRAY shards LOOP
     _place := _place + 1;
+    PERFORM ml_rag._hold(ARRAY[c.calls::oid]) FROM ml_rag._calls_of(_shard) AS c (calls)
+    WHERE c.calls IS NOT NULL;
     _calls := ml_rag._calls_of(_shard);
     _server := (SELECT r.srvname FROM pg_foreign_table AS f JOIN pg_foreign_server AS r ON r.oid = f.ftserver
                 WHERE f.ftrelid = _calls);

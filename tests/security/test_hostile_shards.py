@@ -13,6 +13,7 @@ import pytest
 
 from ml_rag import __version__
 from support.cluster import Connection, Database
+from support.exchange import exchange
 from support.loading import loader, loader_role, rows
 from support.partitions import CALLS, fill, send
 from support.shards import Shard, attach, empty, make_shard, map_roles, shards
@@ -543,3 +544,25 @@ def test_tables_are_altered_by_roles_without_any_privilege(owner: Connection, as
             owner.execute("ALTER TABLE plain ENABLE REPLICA TRIGGER t, ADD b text")
     finally:
         owner.execute("DROP TABLE IF EXISTS plain; DROP OWNED BY nobody_here; DROP ROLE nobody_here")
+
+
+def test_what_takes_the_name_of_a_table_of_calls_that_is_waited_for_runs_no_code(
+    db: Database, owner: Connection, four: Connection
+) -> None:
+    """It is found by its OID, and read by its name."""
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    plant = (
+        "SELECT 1::oid AS store FROM generate_series(1, 3) WHERE public.evil(); GRANT SELECT ON four_s0_calls TO PUBLIC"
+    )
+    caller = db.connect()
+    caller.execute(f'SET SESSION AUTHORIZATION "{loader_role(db)}"'.encode())
+    said: list[str] = []
+    caller.add_notice_handler(lambda d: said.append(d.message_primary or ""))
+    others = [db.connect("tenant") for _ in range(3)]
+    for connection in (caller, *others):
+        connection.execute("SET statement_timeout = '10s'")
+    exchange(
+        *(four, "four_s0_calls", plant, *others),
+        lambda: caller.execute("SELECT ml_rag_answer('text', %s)", [json.dumps(WORDS)]),
+    )
+    assert not any("ran as" in message for message in said), said
