@@ -186,7 +186,7 @@ $$;
 
 CREATE FUNCTION ml_rag._check_name(name text, relation regclass) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: refuse where a statement that named a relation has got another one, since it waited for its lock
+-- purpose: refuse if a statement that named a relation and waited for its lock has another one by that name
 BEGIN
   IF to_regclass(name) IS DISTINCT FROM relation THEN
     RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = format('table "%s" does not exist any more', name),
@@ -240,7 +240,7 @@ CREATE FUNCTION ml_rag._changed_with(relation oid) RETURNS oid[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: a table and all that goes or changes with its rows: its parts, and tables whose foreign keys say
 -- CASCADE, SET NULL or SET DEFAULT
--- Those are changed as their owners, but their AFTER triggers run as whoever has changed the table.
+-- Those are changed as their owners, but their AFTER triggers run as the role that has changed the table.
 -- Reads: the catalog, by triggers, as constraints have no index by the table that they refer to
 BEGIN
   RETURN ARRAY(
@@ -262,8 +262,8 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- this one does not trust
 -- ALTER TABLE … OWNER TO leaves the function behind; and whoever holds TRIGGER on a table can have a function
 -- of its own run, by a condition too, or a text as a statement, by an argument of another's function. Only
--- the owner can ENABLE ALWAYS a trigger. Whoever holds REFERENCES on a table of segments can have its rows
--- change others when they go; of the table itself no key is changed.
+-- the owner can ENABLE ALWAYS a trigger. A role with REFERENCES on a table of segments can have others change
+-- when its rows are deleted; keys of the table itself are not changed.
 -- Reads: the catalog  Errors: 42501; 55000 isolation level
 DECLARE
   _refers boolean := filled <> relation;

@@ -95,8 +95,8 @@ DECLARE
 BEGIN
   IF _named IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('%s names what you do not trust', level),
-      DETAIL = format('"%s" is, or runs, code of a role that role %s does not trust, and %s can be of '
-        'another role.', left(_named, 200), quote_ident(current_user), level),
+      DETAIL = format('"%s" can run code of a role that role %s does not trust.', left(_named, 200),
+        quote_ident(current_user)),
       HINT = 'Name it in a call of ml_rag, or ask as another role.';
   END IF;
 END

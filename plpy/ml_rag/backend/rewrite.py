@@ -220,7 +220,7 @@ def _read_filters(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return [{key: condition} for key, condition in value.items()]
     if not isinstance(value, list):
-        raise unusable('Its "filters" is no list of conditions.')
+        raise unusable('Its "filters" is not a list of conditions.')
     return [_filter(condition) for condition in value]
 
 

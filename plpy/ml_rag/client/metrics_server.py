@@ -1,4 +1,4 @@
-"""Metrics of a program, served by a thread of its own to whoever reaches the port."""
+"""Metrics of a program, served by a thread of its own to all that reach the port."""
 
 from __future__ import annotations
 
