@@ -65,6 +65,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- commit
 DECLARE
   _step record;
+  _calls regclass;
   _found json;
   -- {"result", "store"}: what the routine is about is done, and its result is this, whatever becomes of node
   -- groups
@@ -85,8 +86,10 @@ BEGIN
       -- On the worker of Citus that has the shard, one of ml_rag._filled_parts, which does not move
       -- meanwhile. ShareLock, as Citus takes for an UPDATE; it takes what is sent to the worker for a SELECT
       PERFORM lock_shard_metadata(5, ARRAY[(_step.shard ->> 'shard')::bigint]);
+      _calls := ml_rag._calls_of((_step.shard ->> 'store')::oid);
+      PERFORM ml_rag._hold(ARRAY[_calls]::oid[]);
       EXECUTE format('SELECT ml_rag._execute($1, $2, $3, $4) FROM %s AS c WHERE c.key = %L AND c.shard = %L',
-        ml_rag._calls_of((_step.shard ->> 'store')::oid), _step.shard ->> 'key', _step.shard ->> 'shard')
+        ml_rag._relation_name(_calls), _step.shard ->> 'key', _step.shard ->> 'shard')
       INTO STRICT _found USING _step.statement, _step.given, _step.vectors, _step.by_index;
     ELSE
       _found := ml_rag._execute(_step.statement, _step.given, _step.vectors, _step.by_index);

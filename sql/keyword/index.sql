@@ -336,7 +336,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- Writes: triggers, as the caller
 BEGIN
   PERFORM ml_rag._own_table(store);
-  EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', ml_rag._indexed_rows(store));
+  PERFORM ml_rag._lock_indexed(store, 'ACCESS EXCLUSIVE');
   PERFORM ml_rag._drop_keyword_triggers(store);
   PERFORM ml_rag._python('drop_keyword_index', jsonb_build_array(store::oid::bigint));
 @CATCH@
@@ -427,7 +427,7 @@ BEGIN
         'missing.', current_setting('transaction_isolation')),
       HINT = 'Call it in a transaction of its own, or at READ COMMITTED.';
   END IF;
-  EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', ml_rag._indexed_rows(store));
+  PERFORM ml_rag._lock_indexed(store, 'SHARE ROW EXCLUSIVE');
   PERFORM ml_rag._make_keyword_triggers(store, CASE WHEN ml_rag._is_distributed(store) THEN
     jsonb_build_object('segment', _index.segment, 'text_search_configuration', _index.configuration,
       'k1', _index.k1, 'b', _index.b,

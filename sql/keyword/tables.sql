@@ -172,6 +172,18 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._lock_indexed(store regclass, mode text) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: a lock of the rows that the index of a table has, until the end of the transaction
+-- Errors: 42P01
+DECLARE
+  _name text := ml_rag._relation_name(store);
+BEGIN
+  EXECUTE format('LOCK TABLE %s IN %s MODE', ml_rag._indexed_rows(store), mode);
+  PERFORM ml_rag._check_name(_name, store);
+END
+$$;
+
 CREATE FUNCTION ml_rag._key_values(alias text, key name[]) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: SQL of a row's key, the text of a text[]; two keys are the same where each letter is, whatever the

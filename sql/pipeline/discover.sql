@@ -329,18 +329,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._lock_partitions(relation oid) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: no partition comes or goes until the end of the transaction
--- Reads: the table, as the caller  Errors: 42P01, 55P03
-BEGIN
-  EXECUTE format('LOCK TABLE ONLY %s IN ACCESS SHARE MODE', ml_rag._relation_name(relation));
-EXCEPTION WHEN insufficient_privilege THEN
-  -- SELECT of some columns only
-  EXECUTE format('SELECT FROM %s LIMIT 0', ml_rag._relation_name(relation));
-END
-$$;
-
 CREATE FUNCTION ml_rag._document_name(store ml_rag.store) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: SQL of the name of the document of a row t: its column, else what programs keep of it in the

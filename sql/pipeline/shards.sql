@@ -266,6 +266,7 @@ BEGIN
   END IF;
   _calls := ml_rag._calls_of(store);
   IF _calls IS NOT NULL THEN
+    PERFORM ml_rag._hold(ARRAY[_calls]::oid[]);
     EXECUTE format('SELECT jsonb_object_agg(c.shard, c.key::text) FROM %s AS c', _calls) INTO _keys;
   END IF;
   FOR oid IN SELECT d.shardid FROM pg_catalog.pg_dist_shard AS d WHERE d.logicalrelid = store LOOP

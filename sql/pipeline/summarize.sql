@@ -70,10 +70,9 @@ BEGIN
         _former_wait := ml_rag._limit_wait(1000);
       END IF;
       PERFORM ml_rag._hold(ml_rag._parts(_store.relation)) WHERE _store.found = 'trusted';
-      IF (SELECT c.relkind FROM pg_class AS c WHERE c.oid = _store.relation) = 'p' THEN
-        -- no shard comes or goes from here on
-        PERFORM ml_rag._lock_partitions(_store.relation);
-      END IF;
+      -- no shard comes or goes from here on
+      PERFORM ml_rag._hold(ARRAY[c.oid]) FROM pg_class AS c
+      WHERE c.oid = _store.relation AND c.relkind = 'p' AND _store.found <> 'trusted';
       PERFORM ml_rag._warn_of_unknown_keys(_store, request.options -> 'filters');
       hits := hits || ml_rag._segments_of(_store, request.options, _most, _longest);
       PERFORM set_config('lock_timeout', _former_wait, true) WHERE _former_wait IS NOT NULL;

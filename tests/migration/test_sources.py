@@ -253,3 +253,49 @@ def test_what_runs_in_the_backend_imports_the_standard_library_only() -> None:
                     assert more or module.split(".")[-1] not in with_numpy, f"{path.name} imports numpy with {module}"
             if isinstance(node, ast.ImportFrom) and node.module == "ml_rag.backend":
                 assert more or not with_numpy & {alias.name for alias in node.names}, f"{path.name} imports numpy"
+
+
+#: a body, and in it a statement that reads or writes rows of a relation by its name
+BODY = re.compile(r"^CREATE (?:OR REPLACE )?(?:FUNCTION|PROCEDURE) ml_rag\.(\w+)\(.*?\$(\w*)\$(.*?)\$\2\$", re.M | re.S)
+BY_NAME = re.compile(r"\b(?:FROM|INTO|UPDATE|ONLY|JOIN) (?:%(?:\d\$)?s|',)")
+HOLDS = re.compile(r"ml_rag\._(?:hold|hold_trusted|hold_filled|lock_table|lock_indexed)\(")
+FIND, FILL = "backend/retrieval/find.py", "backend/jobs/column.py"
+#: what leaves it to others that the name stays that of its relation, and to whom
+HELD_BY = {
+    "_check_sample": {"adopt"},
+    "_estimated_rows": {FIND},
+    "_insert_segments": {"_replace_document"},
+    "_merged_nodes": {"drop_node_group", "backend/jobs/node_group.py"},
+    "_node_filter": {FIND},
+    "_node_policy": {"_make_node_group"},
+    "_node_sources": {"_count_calls", "_pending_nodes"},
+    "_passing_rows": {FIND},
+    "_pending_nodes": {"_count_calls", "_node_status", "backend/jobs/node_group.py"},
+    "_place_calls": {"create_vectorizer", "distribute_store"},
+    "_read_waiting": {"_count_waiting", "_vectorizers"},
+    "_rows_of": {"_common_keys", "_list_documents", "_segments_of", "_tune_index", "_without_embedding"},
+    "_segments_of": {"_read_documents"},
+    "_take_back_column": {"create_vectorizer"},
+    "_take_back_segments": {"create_vectorizer"},
+    "_visible_keys": {FIND},
+    "_waiting": {"_read_waiting", FILL},
+}
+#: that which holds; REVOKE … FROM a role; and in a trigger, names of its rows
+NOT_BY_NAME = {"_hold", "_grant_readers", "_keep_keywords"}
+
+
+def test_what_reads_rows_by_a_name_holds_the_relation() -> None:
+    """While a statement waits for a lock, the owner can rename the relation and somebody else can take its name."""
+    bodies: dict[str, str] = {}
+    for name in manifest():
+        for found in BODY.finditer(source(name)):
+            body = re.sub(r"--[^\n]*|\bRAISE [A-Z]+ .*?;", "", found[3], flags=re.S)
+            bodies[found[1]] = bodies.get(found[1], "") + body
+    by_name = {name for name, body in bodies.items() if BY_NAME.search(body)} - NOT_BY_NAME
+    callers = {name: {n for n, body in bodies.items() if n != name and f"ml_rag.{name}(" in body} for name in by_name}
+    assert {name for name in by_name if not HOLDS.search(bodies[name])} <= set(HELD_BY)
+    for name, holders in HELD_BY.items():
+        assert callers.get(name, set()) <= holders, name
+        for holder in holders:
+            text = (ROOT / "plpy/ml_rag" / holder).read_text() if "/" in holder else bodies[holder]
+            assert "_hold" in text or HOLDS.search(text) or holder in HELD_BY, (name, holder)

@@ -34,8 +34,8 @@ _run = Statements(
         ),
         "warn": ("SELECT ml_rag._warn_of_failures(ARRAY(SELECT f FROM jsonb_array_elements($1) AS f))", "jsonb"),
         "name": ("SELECT ml_rag._relation_name($1)", "oid"),
-        "lock partitions": (
-            "SELECT ml_rag._lock_partitions(c.oid) FROM pg_class AS c WHERE c.oid = $1 AND c.relkind = 'p'",
+        "hold partitioned": (
+            "SELECT ml_rag._hold(ARRAY[c.oid]) FROM pg_class AS c WHERE c.oid = $1 AND c.relkind = 'p'",
             "oid",
         ),
         "hold": ("SELECT ml_rag._hold(ml_rag._node_tables($1))", "oid"),
@@ -237,7 +237,7 @@ class Finder:
         for store in stores:
             try:
                 if not store.is_table or any(arm.node_group for arm in request.arms):
-                    _run(self._plpy, "lock partitions", store.relation)  # no partition comes or goes from here on
+                    _run(self._plpy, "hold partitioned", store.relation)  # no partition comes or goes from here on
                     _run(self._plpy, "hold", store.relation)
                 else:
                     self._plpy.prepare(f"SELECT FROM ONLY {store.table}")

@@ -87,7 +87,7 @@ _run = Statements(
             " FROM (SELECT jsonb_populate_record(NULL::ml_rag.store, $1) AS store) AS s OFFSET 0) AS p",
             "jsonb",
         ),
-        "lock partitions": ("SELECT ml_rag._lock_partitions($1)", "oid"),
+        "hold": ("SELECT ml_rag._hold(ARRAY[$1])", "oid"),
         "nodes": (
             "SELECT to_jsonb(ml_rag._nodes(s.store, jsonb_populate_record(NULL::ml_rag.arm, $2)))::text AS store,"
             " (SELECT to_jsonb(g)::text FROM ml_rag._node_groups((s.store).relation) AS g WHERE g.name = $3) AS own,"
@@ -212,7 +212,7 @@ class Search:
         given = json.dumps(record(store) | {"missing": missing})
         found = discovery.at_moment(("parts", given), lambda: dict(_run(self._plpy, "parts", given, _MANY_PARTS)[0]))
         if found["kind"] == "p":
-            _run(self._plpy, "lock partitions", store.relation)  # no shard comes or goes from here on
+            _run(self._plpy, "hold", store.relation)  # no shard comes or goes from here on
         # before the lock is held, a partition can become a shard
         found = self._kinds[store] = found | _run(self._plpy, "shards", given)[0]
         if not found["has_leaves"]:
