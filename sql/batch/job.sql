@@ -1,7 +1,7 @@
 -- job: the job of a batch routine: what it reads, computes and writes, checked before the first row.
 
 CREATE FUNCTION ml_rag._column_reference(value text, argument text, OUT relation text, OUT column_name text)
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL UNSAFE AS $$
 -- purpose: 'schema.table.column' as a quoted relation name and a bare column name
 DECLARE
   _parts text[];

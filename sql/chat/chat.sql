@@ -1,7 +1,7 @@
 -- chat: an answer in a conversation whose turns are kept.
 
 CREATE FUNCTION ml_rag._parse_chat_options(options jsonb, OUT own jsonb, OUT rag jsonb)
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the options of ml_rag_chat, checked, and those of ml_rag as they were given
 BEGIN
   IF coalesce(jsonb_typeof(options), 'null') NOT IN ('object', 'null') THEN

@@ -1,7 +1,7 @@
 -- heatwave: HeatWave's HEATWAVE_CHAT: a conversation whose state is a setting of the session.
 
 CREATE FUNCTION ml_rag._chat_options() RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the setting ml_rag.chat_options, checked key by key, as it was given
 DECLARE
   _text text := nullif(current_setting('ml_rag.chat_options', true), '');

@@ -51,7 +51,7 @@ $$;
 
 CREATE FUNCTION ml_rag._parse_evaluate_options(options jsonb, OUT own jsonb, OUT rag jsonb, OUT columns jsonb,
   OUT cutoffs integer[])
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the options of ml_rag_evaluate, those of ml_rag inside, the names of the columns, the cut-offs in
 -- order
 DECLARE

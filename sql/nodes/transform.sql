@@ -9,7 +9,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._node_function(transform text) RETURNS regprocedure
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the function that a transform names; the caller may execute it and trusts its owner: it runs with
 -- the caller's rights, also where that one loads into a table of the owner's
 DECLARE

@@ -53,7 +53,7 @@ Errors: 22023 empty text, text too long, unknown model or model of another task;
 38000.$$;
 
 CREATE FUNCTION ml_rag._vector(value jsonb) RETURNS @vector@.vector
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: option query_embedding, an array or the text form of a vector, as a vector
 BEGIN
   RETURN ($1 #>> '{}')::@vector@.vector;

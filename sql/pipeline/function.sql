@@ -6,7 +6,7 @@
 
 CREATE FUNCTION ml_rag._find_function(option text, value jsonb, has_arguments boolean DEFAULT false,
   OUT name text, OUT form text)
-LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: a function of the caller's by its name, "schema.function", and the signatures that an option takes
 -- (arm, rerank, split_by, metrics)
 -- name: as it is written into a statement. form: which signature it has: text or vector, texts or vectors

@@ -6,7 +6,7 @@
 -- only the owner can change it.
 
 CREATE FUNCTION ml_rag._metadata_keys(relation regclass, "column" name, OUT before text, OUT keys jsonb)
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the described keys of a metadata column, {key: description}, and what else its comment says 
 -- Reads: the catalog
 DECLARE

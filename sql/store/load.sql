@@ -79,7 +79,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._parse_load_options(routine text, options jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the options of a loading routine, with those of the object chunking and of file_dates, metadata
 -- checked
 DECLARE
