@@ -244,6 +244,8 @@ def test_a_model_that_cannot_be_exported_runs_in_torch(
     assert np.allclose(engine.embed(TEXTS, never), original.encode(TEXTS), atol=1e-4)
     assert (engine.max_tokens, engine.dimensions) == (256, 384)
     assert len(engine.tokenizer().encode("word " * 1000).ids) == 1002
+    engine.embed(["hello world", "word " * 1000], never)
+    assert engine.last_token_counts == [4, 256]
 
 
 def test_a_gpu_that_is_not_there_is_said(entry: ModelEntry, folder: Path) -> None:

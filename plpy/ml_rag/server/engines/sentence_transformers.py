@@ -144,9 +144,13 @@ class TorchEmbedder:
         if model.device.type == "cuda":
             self.chunk_texts, self.chunk_characters = self._batch, self._batch * 1024
         self.dimensions = int(self._model.encode([""]).shape[1])
+        self._tokenizer = self.tokenizer()
+        #: tokens of each text of the last ``embed``, without a fast tokenizer words
+        self.last_token_counts: list[int] = []
 
     def embed(self, texts: Sequence[str], cancelled: Cancelled) -> NDArray[np.float32]:
         vectors = np.zeros((len(texts), self.dimensions), np.float32)
+        self.last_token_counts = [0] * len(texts)
         limit = self.max_tokens * CHARACTERS_PER_TOKEN
         for start in range(0, len(texts), self._batch):
             if cancelled():
@@ -155,7 +159,13 @@ class TorchEmbedder:
             vectors[start : start + len(part)] = self._model.encode(
                 part, batch_size=self._batch, convert_to_numpy=True, show_progress_bar=False
             )
+            self.last_token_counts[start : start + len(part)] = self._counts(part)
         return vectors
+
+    def _counts(self, texts: list[str]) -> list[int]:
+        if self._tokenizer is None:
+            return [len(text.split()) for text in texts]
+        return [min(len(found.ids), self.max_tokens) for found in self._tokenizer.encode_batch(texts)]
 
     def tokenizer(self) -> Any:
         backend = getattr(self._model.tokenizer, "backend_tokenizer", None)
