@@ -420,6 +420,13 @@ def test_documents_are_called_by_what_tells_them_apart() -> None:
     assert titles(["/a/![x](y)\n- <b>`"]) == {"/a/![x](y)\n- <b>`": "!(x)(y) - (b)'"}
 
 
+def test_names_of_very_many_folders_hold_up_nobody() -> None:
+    began = time.monotonic()
+    names = [f"{first}/{'a/' * 500_000}d" for first in "xyz"]
+    assert titles(names) == dict(zip(names, names, strict=True))
+    assert time.monotonic() - began < 10
+
+
 def test_a_document_without_an_address_is_named_under_the_answer(boats: Gateway) -> None:
     answer = ask(boats.client(), "boat", "houses")
     text = answer.choices[0].message.content or ""

@@ -27,6 +27,8 @@ class Pieces:
         #: all of them together
         self.text = ""
         self._config, self._held = config, ""
+        #: of each citation's document
+        self._numbers: list[int] | None = None
 
     async def add(self, document: Mapping[str, Any], piece: str) -> None:
         """The next piece that the model has written."""
@@ -34,8 +36,9 @@ class Pieces:
         begun = _BEGUN.search(text)
         ready = text if begun is None else text[: begun.start()]
         self._held = text[len(ready) :]
-        _, numbers = sources(document.get("citations") or [], self._config.document_url)
-        if ready := renumbered(ready, numbers):
+        if self._numbers is None:
+            _, self._numbers = sources(document.get("citations") or [], self._config.document_url)
+        if ready := renumbered(ready, self._numbers):
             self.text += ready
             await self.queue.put(ready)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, takewhile
 from typing import Any
 from urllib.parse import quote
 
@@ -54,14 +55,17 @@ class Source:
 
 def titles(names: Sequence[str]) -> dict[str, str]:
     """What documents are called: the last part of their names, with as many folders as tell them apart."""
+    parts = {name: re.split(r"[/\\]", name.rstrip("/\\"))[::-1] for name in names}
+    counts = dict.fromkeys(parts, 1)
+    # the one that shares most folders with a name is beside it
+    for name, other in pairwise(sorted(parts, key=parts.__getitem__)):
+        pairs = zip(parts[name], parts[other], strict=False)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        for one in (name, other):
+            counts[one] = max(counts[one], shared + 1)
     made: dict[str, str] = {}
-    for name in dict.fromkeys(names):
-        parts = re.split(r"[/\\]", name.rstrip("/\\"))
-        others = [re.split(r"[/\\]", other.rstrip("/\\")) for other in names if other != name]
-        count = 1
-        while count < len(parts) and any(other[-count:] == parts[-count:] for other in others):
-            count += 1
-        title = name if _IS_ADDRESS.match(name) else "/".join(parts[-count:])
+    for name, count in counts.items():
+        title = name if _IS_ADDRESS.match(name) else "/".join(parts[name][:count][::-1])
         made[name] = _shown(title) or "document"
     return made
 
