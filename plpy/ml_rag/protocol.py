@@ -48,6 +48,19 @@ CANCELLED = "57014"
 TERMINATED = "terminated"
 
 
+def has_more_values(text: bytes, most: int) -> bool:
+    """Whether JSON has more values than that, without parsing it, which takes up to 3 us and 200 bytes for each."""
+    if _separators(text) <= most:
+        return False
+    # texts may have as many commas as they like
+    quoted = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    return quoted.count(b'"') > 4 * most or _separators(b"".join(quoted.split(b'"')[::2])) > most
+
+
+def _separators(text: bytes) -> int:
+    return sum(map(text.count, (b",", b"[", b"{")))
+
+
 def request_address(address: str) -> tuple[socket.AddressFamily, Any]:
     """Family and address of the stream socket.
 

@@ -19,9 +19,11 @@ from typing import Any
 from ml_rag.backend import calls
 from ml_rag.backend.sockets import POLL_SECONDS, Interrupt, InterruptibleSocket, connect
 from ml_rag.errors import EngineFailed, MlRagError, QueueFull, ServerUnreachable, from_json, retry_after
-from ml_rag.protocol import CALL_HEADER, request_address
+from ml_rag.protocol import CALL_HEADER, has_more_values, request_address
 
 MAX_REPLY_BYTES = 512 * 1024 * 1024
+#: of a reply or a line of it: parsing cannot be cancelled, and takes 26 times as much memory where all of it is values
+MAX_REPLY_VALUES = 2 * 1024 * 1024
 #: seconds after which refused work looks again whether there is room, however long it is to wait
 LONGEST_PAUSE = 10
 #: of the head of a reply
@@ -167,6 +169,9 @@ def _check_bytes(count: int) -> None:
 
 
 def _parsed(text: bytes) -> Any:
+    if has_more_values(text, MAX_REPLY_VALUES):
+        detail = f"Its JSON has more than {MAX_REPLY_VALUES} values."
+        raise EngineFailed("unexpected reply from the model server", detail=detail)
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as e:
@@ -175,8 +180,8 @@ def _parsed(text: bytes) -> Any:
 
 def _error(reply: _Reply, address: str) -> MlRagError:
     try:
-        error = json.loads(reply.body())
-    except (ValueError, RecursionError):
+        error = _parsed(reply.body())
+    except EngineFailed:
         error = None
     if error is None and reply.status in (502, 503, 504):  # a proxy that has no model server behind it, or lost it
         detail = f"{address}: HTTP status {reply.status}, of what stands before it."

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from ml_rag.backend import calls, sockets
+from ml_rag.backend.client import MAX_REPLY_VALUES
 from ml_rag.errors import EngineFailed, QueueFull, ServerUnreachable, retry_after
 from support.backend_client import Interrupted, after, close_connections, connect, never, start
 from support.hostile_server import HostileServer, head, reply, send, silent
@@ -402,6 +403,25 @@ def test_an_answer_that_is_too_long(start: Callable[..., HostileServer], monkeyp
     server = start(reply(b" " * 1000 + b"{}"))
     with pytest.raises(EngineFailed, match="too long"):
         connect(server.address, never).call("GET", "/")
+
+
+@pytest.mark.parametrize("status", ["200 OK", "400 Bad Request"])
+def test_an_answer_of_millions_of_values_is_not_parsed(
+    start: Callable[..., HostileServer], monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    """Nothing cancels that, and it takes thirty times as much memory."""
+    monkeypatch.setattr("ml_rag.backend.client.json.loads", lambda _: pytest.fail("it was parsed"))
+    body = b"[" + b"[]," * MAX_REPLY_VALUES + b"[]]"
+    server = start(reply(body, status))
+    with pytest.raises(EngineFailed):
+        connect(server.address, never).call("GET", "/")
+    with pytest.raises(EngineFailed):
+        list(connect(server.address, never).stream("/", b"", ""))
+
+
+def test_an_answer_of_many_numbers_in_texts_is_parsed(start: Callable[..., HostileServer]) -> None:
+    told = ["[" + "1," * MAX_REPLY_VALUES + "1]", '"']
+    assert connect(start(reply(told)).address, never).call("GET", "/") == told
 
 
 def test_every_unreachable_says_how_to_start_the_server(tmp_path: Path) -> None:
