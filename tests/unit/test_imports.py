@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "ingest": {"abc", "archives", "errors", "priority", "protocol", "scratch", "shortage", "zstd"},
     "server": {"abc", "errors", "priority", "protocol", "scratch", "sentences", "shortage", "ingest", "work"},
     "client": {"errors", "files", "integrations", "protocol", "search_path", "terminal", "work", "zstd"},
-    "integrations": {"errors", "search_path"},
+    "integrations": {"errors", "protocol", "search_path"},
     "cli": {"errors", "terminal"},
 }
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import httpx
 
 from ml_rag.errors import EngineFailed, MlRagError, ServerUnreachable, from_json
 from ml_rag.integrations.database import Rows, Schemas
+from ml_rag.protocol import has_more_values
 
 #: seconds for a connection, and for which a model server that cannot be reached is left alone
 CONNECT, LEFT_ALONE = 2.0, 60.0
+#: bytes of a reply, and of a line of it, which may have the prompt in it; values of its JSON
+MAX_REPLY_BYTES, MAX_LINE_BYTES, MAX_VALUES = 256 * 1024 * 1024, 64 * 1024 * 1024, 64 * 1024
 #: the address that stands for none
 NONE = "none"
 #: called for each piece of the text: with the answer document, whose text is empty, and the piece
@@ -68,21 +71,22 @@ async def _written(address: str, completion: Mapping[str, Any], document: dict[s
     body = {**completion, "stream": True, "stream_options": {"include_usage": True}}
     text, finish = "", None
     usage: dict[str, Any] = {}
-    async with httpx.AsyncClient(transport=transport, base_url=base, timeout=timeout) as client:
+    headers = {"Accept-Encoding": "identity"}
+    async with httpx.AsyncClient(transport=transport, base_url=base, timeout=timeout, headers=headers) as client:
         try:
             async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
                 if reply.status_code != 200:
-                    raise from_json(_parsed(await reply.aread()), reply.status_code)
-                async for line in reply.aiter_lines():
-                    if not line.startswith("data: {"):
+                    raise from_json(_parsed(b"\n".join([line async for line in _lines(reply)])), reply.status_code)
+                async for line in _lines(reply):
+                    if not line.startswith(b"data: {"):
                         continue
-                    event = _parsed(line.removeprefix("data: "))
+                    event = _parsed(line.removeprefix(b"data: "))
                     if "error" in event:
                         raise from_json(event, 500)
                     usage = event.get("usage") or usage
-                    for choice in event["choices"]:
-                        finish = choice["finish_reason"] or finish
-                        if piece := choice["delta"].get("content"):
+                    for piece, reason in _said(event):
+                        finish = reason or finish
+                        if piece:
                             text += piece
                             await told(document, piece)
         except (httpx.ConnectError, httpx.ConnectTimeout):
@@ -99,8 +103,41 @@ async def _written(address: str, completion: Mapping[str, Any], document: dict[s
     return {**document, "text": text, **({"usage": told_usage} if "usage" in document else {})}
 
 
-def _parsed(text: str | bytes) -> Any:
+async def _lines(reply: httpx.Response) -> AsyncIterator[bytes]:
+    """The lines of a reply as they come, which are not unpacked. Raises EngineFailed where it is too long."""
+    begun: list[bytes] = []
+    size = length = 0
+    async for piece in reply.aiter_raw():
+        *lines, rest = piece.split(b"\n")
+        for line in lines:
+            yield b"".join([*begun, line])
+            begun, length = [], 0
+        begun.append(rest)
+        size, length = size + len(piece), length + len(rest)
+        if size > MAX_REPLY_BYTES or length > MAX_LINE_BYTES:
+            raise _unexpected("It is too long.")
+    yield b"".join(begun)
+
+
+def _parsed(text: bytes) -> Any:
+    if has_more_values(text, MAX_VALUES):
+        raise _unexpected(f"Its JSON has more than {MAX_VALUES} values.")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise EngineFailed("unexpected reply from the model server", detail=f"No JSON: {error}.") from None
+        raise _unexpected(f"No JSON: {error}.") from None
+
+
+def _said(event: Any) -> list[tuple[str, str | None]]:
+    """The texts of an event, each with why the answer ends there."""
+    try:
+        said = [(choice["delta"].get("content") or "", choice["finish_reason"]) for choice in event["choices"]]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _unexpected(f"No answer: {error!r}.") from None
+    if not all(isinstance(text, str) for text, _ in said) or not isinstance(event.get("usage") or {}, dict):
+        raise _unexpected("No answer: a text or a number of tokens is none.")
+    return said
+
+
+def _unexpected(detail: str) -> EngineFailed:
+    return EngineFailed("unexpected reply from the model server", detail=detail)
