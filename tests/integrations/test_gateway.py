@@ -33,7 +33,7 @@ from ml_rag.errors import MlRagError
 from ml_rag.integrations import connections, gateway
 from ml_rag.integrations.database import Reader, worded
 from ml_rag.integrations.gateway import Config, digest, share
-from ml_rag.integrations.gateway.answer import Answer
+from ml_rag.integrations.gateway.answer import Answer, Pieces
 from ml_rag.integrations.gateway.citations import renumbered, sources, titles, url_citations, without_list
 from ml_rag.integrations.gateway.question import BODY, question
 from ml_rag.integrations.gateway.refused import Refused
@@ -425,6 +425,21 @@ def test_names_of_very_many_folders_hold_up_nobody() -> None:
     names = [f"{first}/{'a/' * 500_000}d" for first in "xyz"]
     assert titles(names) == dict(zip(names, names, strict=True))
     assert time.monotonic() - began < 10
+
+
+async def test_a_marker_without_end_holds_up_nobody() -> None:
+    document = {"citations": [{"document_name": "a"}, {"document_name": "b"}]}
+    pieces = Pieces(Config({}))
+    pieces.queue = asyncio.Queue()
+    text = f"[{'1, ' * 100_000}1] [{'1, ' * 99}2]"
+    began = time.monotonic()
+    for piece in re.findall(".{1,3}", text):
+        await pieces.add(document, piece)
+    assert time.monotonic() - began < 10
+    # what was passed on is the beginning of what there is at the end
+    _, numbers = sources(document["citations"], None)
+    assert renumbered(text, numbers).startswith(pieces.text)
+    assert pieces.text.endswith("1] [1, 2]")
 
 
 def test_a_document_without_an_address_is_named_under_the_answer(boats: Gateway) -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ml_rag.integrations.gateway.citations import grounded, listed, renumbered, sources, url_citations
+from ml_rag.integrations.gateway.citations import BEGUN, grounded, listed, renumbered, sources, url_citations
 from ml_rag.integrations.gateway.config import Config
 from ml_rag.integrations.gateway.question import Question
 
-#: the end of a text that may be the beginning of a marker
-_BEGUN = re.compile(r"\[(?:\d{1,3}(?:, ?\d{1,3})*(?:, ?)?)?\Z")
 #: pieces that wait for a slow client before the model does
 _WAITING = 64
 
@@ -33,7 +30,7 @@ class Pieces:
     async def add(self, document: Mapping[str, Any], piece: str) -> None:
         """The next piece that the model has written."""
         text = self._held + piece
-        begun = _BEGUN.search(text)
+        begun = BEGUN.search(text)
         ready = text if begun is None else text[: begun.start()]
         self._held = text[len(ready) :]
         if self._numbers is None:

@@ -15,7 +15,11 @@ STYLES = ("auto", "annotations", "text")
 #: characters of a document's title
 TITLE = 200
 
-_MARKER = re.compile(r"\[(\d{1,3}(?:, ?\d{1,3})*)\]")
+#: of a marker: there are at most 100 citations, and one without end would be gone through again with each piece of it
+_NUMBERS = r"\d{1,3}(?:, ?\d{1,3}){0,99}"
+_MARKER = re.compile(rf"\[({_NUMBERS})\]")
+#: the end of a text that may be the beginning of a marker
+BEGUN = re.compile(rf"\[(?:{_NUMBERS}(?:, ?)?)?\Z")
 _IS_ADDRESS = re.compile(r"https?://", re.IGNORECASE)
 #: ends a line, or begins a link or an element of a page, also in Markdown
 _NOT_SHOWN = str.maketrans("[]<>`", "()()'")
