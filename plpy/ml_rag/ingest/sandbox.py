@@ -29,7 +29,7 @@ from ml_rag.abc import Segment
 from ml_rag.errors import DocumentError, EngineFailed, MlRagError, from_json
 from ml_rag.ingest.child import Child, Lost, Useless, cause, inherited
 from ml_rag.ingest.split import Chunking
-from ml_rag.protocol import MAX_SEGMENTS
+from ml_rag.protocol import MAX_SEGMENTS, has_more_values
 from ml_rag.scratch import Scratch
 
 log = logging.getLogger("ml_rag.server")
@@ -61,6 +61,11 @@ class Limits:
     embedding_bytes: int = 256 * 1024**2
     #: a child is replaced after so many documents, so that what parsers leak does not add up
     documents_per_worker: int = 200
+
+    @property
+    def values(self) -> int:
+        """Of a reply's JSON: some 10 are those of a segment. Nothing but values takes 30 times as much memory."""
+        return 64 * self.segments + 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,7 @@ class _Child(Child):
         try:
             environment = inherited(_ENVIRONMENT) | _SINGLE | {"TMPDIR": str(self._folder.path)}
             super().__init__(WORKER, parser, str(limits.memory_bytes), environment=environment, most=limits.reply_bytes)
+            self._values = limits.values
         except BaseException:
             self._folder.remove()
             raise
@@ -161,8 +167,11 @@ class _Child(Child):
 
     def _reply(self, go_on: Callable[[], None]) -> dict[str, Any]:
         """The next message. Raises ``Useless`` if it is not a JSON object: a document can have taken over the child."""
+        message = self.message(go_on)
+        if has_more_values(message, self._values):
+            raise Useless("sent an unexpected reply", "too many values")
         try:
-            reply = orjson.loads(self.message(go_on))
+            reply = orjson.loads(message)
         except ValueError:
             reply = None
         if not isinstance(reply, dict):
@@ -289,6 +298,7 @@ class Sandbox:
     def _ask(self, child: _Child, job: Job, go_on: Callable[[], None]) -> Parsed:
         child.teach(job.tokenizer, go_on)
         how = job.chunking
+        most = min(self.limits.segments, self.limits.embedding_bytes // (4 * job.dimensions))
         message = {
             "name": job.name,
             "formats": list(job.formats) if job.formats is not None else None,
@@ -297,7 +307,7 @@ class Sandbox:
             "model": job.tokenizer.key,
             "chunking": [how.split_by, how.segment_tokens, how.overlap_tokens, how.context],
             "cpu_seconds": self.limits.cpu_seconds, "reply_bytes": self.limits.reply_bytes,
-            "segments": min(self.limits.segments, self.limits.embedding_bytes // (4 * job.dimensions)),
+            "segments": most,
         }  # fmt: skip
         with contextlib.ExitStack() as stack:
             answer = child.ask(message, go_on, _descriptor(job.content, stack))
@@ -309,6 +319,8 @@ class Sandbox:
                 pictures = [(number, b64decode(jpeg)) for number, jpeg in answer["pictures"]]
                 return Parsed("", {}, [], pictures, answer["left_out"])
             metadata = dict(answer["metadata"])
+            if len(answer["segments"]) > most:
+                raise ValueError("more segments than there may be")
             return Parsed(answer["format"], metadata, [Segment(**row) for row in answer["segments"]])
         except (KeyError, TypeError, ValueError, AttributeError):
             raise Useless("sent an unexpected reply", "no document") from None

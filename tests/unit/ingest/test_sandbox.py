@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import signal
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -151,6 +153,24 @@ def test_a_parser_that_answers_nonsense_costs_one_document(make: Make, said: str
     sandbox = make()
     before = pid(sandbox)
     fails(sandbox, b"!say " + said.encode())
+    assert not is_alive(before)
+    assert ask(sandbox, b"text").segments
+
+
+SEGMENT = {"text": "a", "tokens": 1}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"metadata": {}, "segments": [SEGMENT] * 5},
+        {"metadata": {"a": [[]] * (64 * 4 + 64 * 1024)}, "segments": [SEGMENT]},
+    ],
+)
+def test_a_parser_that_answers_with_too_much_costs_one_document(make: Make, said: dict[str, Any]) -> None:
+    sandbox = make(segments=4)
+    before = pid(sandbox)
+    fails(sandbox, b"!say " + json.dumps({"format": "", **said}).encode())
     assert not is_alive(before)
     assert ask(sandbox, b"text").segments
 
