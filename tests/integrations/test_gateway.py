@@ -28,6 +28,10 @@ import pytest
 from openai import OpenAI
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from ml_rag.errors import MlRagError
 from ml_rag.integrations import connections, gateway
@@ -39,7 +43,7 @@ from ml_rag.integrations.gateway.question import BODY, question
 from ml_rag.integrations.gateway.refused import Refused
 from support.cluster import Database
 from support.processes import wait_until
-from support.served import gateway_of
+from support.served import gateway_of, served
 from support.servers import running_server
 from support.stores import create_store, fake_embedding
 
@@ -1127,6 +1131,30 @@ def test_connections_that_read_no_answer_keep_nobody_out(boats: Gateway, monkeyp
             while more := many.recv(65536):
                 got += more
         assert got.count(b"200 OK") < 100
+
+
+async def _heard(request: Request) -> Response:
+    await asyncio.sleep(3 if await request.body() == b"wait" else 0)
+    return Response()
+
+
+@pytest.mark.parametrize(
+    ("begun", "again"),
+    [
+        (b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"A: b\r\n"),
+        (b"Transfer-Encoding: chunked\r\n\r\n1;", b"a"),
+        (b"Content-Length: 4\r\n\r\nwaitGET / HTTP/1.1\r\n", b"A: b\r\n"),
+    ],
+    ids=["trailers", "a chunk", "the head of another"],
+)
+def test_what_never_becomes_a_request_does_not_fill_the_memory(begun: bytes, again: bytes) -> None:
+    heard = Starlette(routes=[Route("/", _heard, methods=["POST"])])
+    with served(lambda _: heard, connections.protocol()) as port, socket.create_connection(("127.0.0.1", port)) as one:
+        one.sendall(b"POST / HTTP/1.1\r\nHost: a\r\n" + begun)
+        with pytest.raises(ConnectionError):
+            one.sendall(again * 10_000_000)
+        body = b"x" * 10 * connections.HEAD
+        assert httpx.post(f"http://127.0.0.1:{port}/", content=iter([body, body])).status_code == 200
 
 
 async def test_a_reader_says_that_its_connections_are_in_use(asker_dsn: str) -> None:

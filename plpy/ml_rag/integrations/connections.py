@@ -14,14 +14,14 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ml_rag.errors import MlRagError
 
 #: seconds for which a connection may be without a whole head of a request, and then without all of its body; the former
 #: for requests that are at work when the server ends, too
 PATIENCE, BODY_PATIENCE = 10.0, 60.0
-#: bytes of a head, and of the rest of a body that is not read
+#: bytes of a head, or between pieces of a body, and of the rest of a body that is not read
 HEAD, BODY = 64 * 1024, 1024 * 1024
 #: requests of a connection that may wait for the one before them: a buffer holds thousands
 MOST_WAITING = 16
@@ -34,10 +34,12 @@ def protocol(connections: int = 0) -> type[asyncio.Protocol]:
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST if descriptors == resource.RLIM_INFINITY else min(MOST, descriptors - OTHERS - connections)
 
-    class Protocol(AutoHTTPProtocol):  # type: ignore[valid-type,misc]
-        #: since when a request is awaited, or bytes come that are part of none yet, and how many; None: neither. Not by
-        #: uvloop's clock, which stands still while several connections come
+    class Protocol(HttpToolsProtocol):
+        #: since when a request is awaited, or bytes come that are part of none yet; None: neither. Not by uvloop's
+        #: clock, which stands still while several connections come
         _since: float | None = None
+        #: bytes since the last head was complete or a piece of a body came: the parser keeps what is in a head or a
+        #: trailer
         _loose = 0
         #: since when answers are not read, as far as is known; None: they are
         _unread: float | None = None
@@ -46,25 +48,33 @@ def protocol(connections: int = 0) -> type[asyncio.Protocol]:
             super().connection_made(transport)
             self._since = monotonic()
             self.loop.call_later(PATIENCE, self._look)
-            if len(self.connections) > most:
-                min(self.connections, key=Protocol._waits).transport.abort()
+            others: Any = self.connections  # all of them are of this class
+            if len(others) > most:
+                min(others, key=Protocol._waits).transport.abort()
 
         def _waits(self) -> float:
             """Since when it is its client's turn; infinity: it is not."""
             return min(since for since in (self._since, self._unread, math.inf) if since is not None)
 
         def data_received(self, data: bytes) -> None:
+            self._loose += len(data)
             super().data_received(data)
             self._since = monotonic() if self._since is None else self._since
+            if self._is_asked() and not self.cycle.more_body:
+                self._since = None
+            # after a request that is answered it can be the rest of a body that is not read
+            is_rest = self.cycle is not None and self.cycle.response_complete
+            if self._loose > (BODY if is_rest else HEAD):
+                self.transport.close()
+
+        def on_headers_complete(self) -> None:
+            self._loose = 0
+            super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
             if self._is_asked():
                 self._loose = 0
-                if not self.cycle.more_body:
-                    self._since = None
-                return
-            self._loose += len(data)
-            # after a request it can be the rest of a body that is not read
-            if self._loose > (HEAD if self.cycle is None else BODY):
-                self.transport.close()
+            super().on_body(body)
 
         def _is_asked(self) -> bool:
             """Whether the head of a request has come that is not answered yet."""
