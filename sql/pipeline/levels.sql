@@ -118,9 +118,12 @@ BEGIN
   IF _session IS NOT NULL THEN
     level := 'setting ml_rag.options';
     given := ml_rag._options_of_setting('ml_rag.options', _session);
-    -- only a superuser sets it for a role or a database
+    -- only a superuser sets it for a role or a database; what is set for another role is not for this one
     PERFORM ml_rag._check_named(level, given, $1) WHERE session_user <> current_user AND NOT EXISTS (
-      SELECT FROM pg_db_role_setting AS d WHERE concat('ml_rag.options=', _session) = ANY (d.setconfig));
+      SELECT FROM pg_db_role_setting AS d
+      WHERE concat('ml_rag.options=', _session) = ANY (d.setconfig)
+        AND d.setrole IN (0, quote_ident(current_user)::regrole)
+        AND d.setdatabase IN (0, (SELECT b.oid FROM pg_database AS b WHERE b.datname = current_database())));
     RETURN NEXT;
   END IF;
   IF jsonb_typeof($1 -> 'preset') = 'string' THEN

@@ -455,6 +455,18 @@ def test_no_setting_of_a_session_names_for_another_role_what_it_does_not_trust(
             assert session.execute("SELECT count(*) > 0 FROM ml_rag_search('contract')").fetchone() == (True,)
     finally:
         superuser.execute(sql.SQL("ALTER DATABASE {} RESET ml_rag.options").format(name))
+    # and what for the caller of the function alone
+    tenant = sql.Identifier(good.role("tenant"))
+    superuser.execute(sql.SQL("ALTER ROLE {} SET ml_rag.options = {}").format(tenant, options))
+    try:
+        attacker.execute(sql.SQL("SET ml_rag.options = {}").format(options))
+        with error("42501", "setting ml_rag.options names what you do not trust", '"evil.kb"'):
+            attacker.execute("SELECT public.asked()")
+        superuser.execute(sql.SQL("ALTER ROLE {} SET ml_rag.options = {}").format(roles[0], options))
+        assert attacker.execute("SELECT public.asked()").fetchone() == (["evil.kb"],)
+    finally:
+        for role in (tenant, roles[0]):
+            superuser.execute(sql.SQL("ALTER ROLE {} RESET ml_rag.options").format(role))
 
 
 def test_only_a_superuser_can_make_others_trust_a_role(
