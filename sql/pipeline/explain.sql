@@ -12,9 +12,12 @@ $$;
 CREATE FUNCTION ml_rag._without_embedding(store ml_rag.store) RETURNS bigint
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: how many rows with a text a search by meaning cannot find, of those that the caller sees; null if
--- there can be none  Reads: the store, as the caller
+-- there can be none, or the call does not name the store and they cannot be counted: it was searched without
+-- them  Reads: the store, as the caller
 DECLARE
   _n bigint;
+  _is_named boolean := store.found IS DISTINCT FROM 'trusted';
+  _former_wait text;
 BEGIN
   IF NOT EXISTS (
     SELECT FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
@@ -22,10 +25,21 @@ BEGIN
       AND c.relkind IN ('r', 'p')) THEN
     RETURN NULL;
   END IF;
-  PERFORM ml_rag._hold(ml_rag._parts(store.relation)) WHERE store.found = 'trusted';
+  IF NOT _is_named THEN
+    _former_wait := ml_rag._limit_wait(1000);
+    PERFORM ml_rag._hold(ml_rag._parts(store.relation));
+  END IF;
   EXECUTE format('SELECT count(*) FROM %s AS t WHERE t.%I IS NULL AND t.%I::text ~ ''[^[:space:]]''',
     ml_rag._rows_of(store), store.segment_embedding, store.segment) INTO _n;
+  IF NOT _is_named THEN
+    PERFORM set_config('lock_timeout', _former_wait, true);
+  END IF;
   RETURN nullif(_n, 0);
+EXCEPTION WHEN OTHERS THEN
+  IF _is_named OR SQLSTATE = '40001' THEN
+    RAISE;
+  END IF;
+  RETURN NULL;
 END
 $$;
 

@@ -326,6 +326,32 @@ def test_stores_that_nobody_named_and_why_they_were_left_out(
     assert [name for name, store in found.items() if store["searched"]] == ["public.docs"]
 
 
+@pytest.mark.parametrize("is_locked", [True, False], ids=["locked", "failing"])
+def test_a_store_that_nobody_named_and_that_cannot_be_read_fails_and_holds_up_no_call(
+    db: Database, owner: Connection, asker: Connection, docs: None, is_locked: bool
+) -> None:
+    """Rows without an embedding are counted in what was found, though it was left out of the search."""
+    create_store(owner, "more", [("a", 1, 1, "s", (1, 0, 0)), ("a", 1, 2, "s", None)])
+    asker.execute("SET statement_timeout = '20s'")
+    if not is_locked:
+        owner.execute(
+            "CREATE FUNCTION fails() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$;"
+            "ALTER TABLE more ENABLE ROW LEVEL SECURITY; CREATE POLICY fails ON more USING (fails())"
+        )
+    other = db.connect()
+    with other.transaction():
+        if is_locked:
+            other.execute("LOCK TABLE more")
+        found = stores(explain(asker))
+    why = "55P03: canceling statement due to lock timeout." if is_locked else "P0001: no."
+    assert found["public.more"]["semantic"] == {"skipped": why}
+    assert found["public.docs"]["semantic"]["candidates"] > 0
+    assert asker.execute("SELECT current_setting('lock_timeout')").fetchone() == ("0",)
+    if not is_locked:
+        with error("P0001", "no", ours=False):
+            explain(asker, vector_store=["public.more"])
+
+
 def test_the_model_that_counts_without_one_being_named(owner: Connection, asker: Connection) -> None:
     create_store(owner, rows=[("a", 1, 1, "s", [1.0, *[0.0] * 15])], type="vector(16)")
     create_store(owner, "other", model="another")
