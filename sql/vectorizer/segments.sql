@@ -69,6 +69,10 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: what the trigger function executes after a statement, whose rows are ml_rag_old and ml_rag_new;
 -- operation KEY: where the key of a row has changed, $1 and $2 are the row before and after; ALL: all rows of
 -- the source. Where the first statement finds nothing, the others have nothing to do.
+-- Rows of the statement tell which keys to look at, and the source what they are by now: a trigger of the
+-- table can have changed a row again, in a statement whose own triggers have run before, and one statement
+-- can insert a key before the row that had it is taken away. Where row-level security hides rows of the
+-- source from its owner they are what the statement has made of them.
 -- A run may just put segments in the place of a row that waits: the first statement waits for its end, and
 -- the next ones see what it has written. document_id is the key where that is one integer, else a hash of it.
 DECLARE
@@ -76,16 +80,23 @@ DECLARE
   _segments text := ml_rag._full_name(_table);
   _source record := ml_rag._primary_key(relation);
   _keys record;
-  _other_text text := 's.text_hash <> hashtextextended(coalesce(n.segment, '''') COLLATE "C", 0)';
+  _hash CONSTANT text := 'hashtextextended(coalesce(n.segment, '''') COLLATE "C", 0)';
   _metadata text := ml_rag._row_metadata(relation, _table, 'n');
   _other_name text :=
     format('(s.document_name COLLATE "C" <> n.document_name COLLATE "C" OR s.metadata <> s.metadata || %s)',
     _metadata);
   _insert text;
+  _stale text;
+  _missing text;
+  _written CONSTANT text := CASE operation WHEN 'DELETE' THEN 'ml_rag_old' ELSE 'ml_rag_new' END;
+  -- where rows are as they are by now, n, and that one is the row o of the statement
+  _now text;
+  _same text := ml_rag._same_key('n', _source.key, 'o', _source.key);
   _rows CONSTANT text := '(SELECT ($1).*) AS o, (SELECT ($2).*) AS n';
 BEGIN
   PERFORM ml_rag._hold(ARRAY[_table::oid]);
   PERFORM ml_rag._refuse_foreign_schema(_table);
+  PERFORM ml_rag._refuse_foreign_schema(relation);
   IF operation <> 'ALL' THEN
     -- no trigger comes between the check and the statements
     EXECUTE format('LOCK TABLE %s IN ROW EXCLUSIVE MODE', _segments);
@@ -104,29 +115,32 @@ BEGIN
   INTO _keys
   FROM unnest((ml_rag._primary_key(_table)).key, _source.key) WITH ORDINALITY AS u (key, source, place)
   WHERE u.source IS NOT NULL;
+  _now := CASE WHEN NOT row_security_active(relation) THEN 'ONLY ' || ml_rag._full_name(relation)
+    ELSE format('(SELECT * FROM %s WHERE %L)', _written, operation <> 'DELETE') END;
   _insert := format('INSERT INTO %s AS s (%s, document_id, document_name, metadata, segment_number, segment,'
-    ' text_hash) SELECT %s, %s, n.document_name, %s, 1, n.segment, hashtextextended(coalesce(n.segment, '
-    ''''') COLLATE "C", 0)', _segments, _keys.segments, _keys.source, _keys.document_id, _metadata);
-  RETURN CASE operation
-    WHEN 'ALL' THEN ARRAY[format('%s FROM %s AS n', _insert, ml_rag._full_name(relation))]
-    WHEN 'INSERT' THEN ARRAY[_insert || ' FROM ml_rag_new AS n']
-    WHEN 'DELETE' THEN ARRAY[
-      format('SELECT FROM %s AS s, ml_rag_old AS o WHERE %s FOR UPDATE OF s', _segments, _keys.old),
-      format('DELETE FROM %s AS s USING ml_rag_old AS o WHERE %s', _segments, _keys.old)]
-    WHEN 'UPDATE' THEN ARRAY[
-      format('SELECT FROM %s AS s, ml_rag_new AS n WHERE %s AND (%s OR %s) FOR UPDATE OF s', _segments,
-        _keys.new, _other_text, _other_name),
-      format('DELETE FROM %s AS s USING ml_rag_new AS n WHERE %s AND %s', _segments, _keys.new, _other_text),
-      format('UPDATE %s AS s SET document_name = n.document_name, metadata = s.metadata || %s FROM '
-        'ml_rag_new AS n'
-        ' WHERE %s AND %s', _segments, _metadata, _keys.new, _other_name),
-      format('%s FROM ml_rag_new AS n WHERE NOT EXISTS (SELECT FROM %s AS s WHERE %s)', _insert,
-        _segments, _keys.new)]
-    WHEN 'KEY' THEN ARRAY[
+    ' text_hash) SELECT %s, %s, n.document_name, %s, 1, n.segment, %s', _segments, _keys.segments,
+    _keys.source, _keys.document_id, _metadata, _hash);
+  _stale := format('%s AS o LEFT JOIN %s AS n ON %s WHERE %s AND (n.%I IS NULL OR s.text_hash <> %s',
+    _written, _now, _same, _keys.old, _source.key[1], _hash);
+  _missing := format('FROM %s AS o JOIN %s AS n ON %s WHERE NOT EXISTS (SELECT FROM %s AS s WHERE %s)',
+    _written, _now, _same, _segments, _keys.new);
+  RETURN CASE
+    WHEN operation = 'ALL' THEN ARRAY[format('%s FROM %s AS n', _insert, ml_rag._full_name(relation))]
+    -- what is there goes, or stays, with the row that had the key before
+    WHEN operation = 'INSERT' THEN ARRAY[concat(_insert, ' ', _missing)]
+    WHEN operation IN ('UPDATE', 'DELETE') THEN ARRAY[
+      format('WITH locked AS MATERIALIZED (SELECT FROM %s AS s, %s OR %s) FOR UPDATE OF s)'
+        ' SELECT FROM locked UNION ALL SELECT %s', _segments, _stale, _other_name, _missing),
+      format('DELETE FROM %s AS s USING %s)', _segments, _stale),
+      format('UPDATE %s AS s SET document_name = n.document_name, metadata = s.metadata || %s'
+        ' FROM %s AS o JOIN %s AS n ON %s WHERE %s AND %s', _segments, _metadata, _written, _now, _same,
+        _keys.new, _other_name),
+      concat(_insert, ' ', _missing)]
+    WHEN operation = 'KEY' THEN ARRAY[
       format('SELECT FROM %s AS s, %s WHERE %s FOR UPDATE OF s', _segments, _rows, _keys.old),
       format('UPDATE %s AS s SET %s, document_id = %s FROM %s WHERE %s', _segments, _keys.set,
         _keys.document_id, _rows, _keys.old)]
-    WHEN 'TRUNCATE' THEN ARRAY['TRUNCATE ' || _segments] END;
+    WHEN operation = 'TRUNCATE' THEN ARRAY['TRUNCATE ' || _segments] END;
 END
 $$;
 

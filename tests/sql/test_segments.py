@@ -398,12 +398,82 @@ def test_what_it_cannot_do_it_says_and_changes_nothing(
     assert owner.execute("SELECT attname FROM pg_attribute WHERE attrelid = 'notes'::regclass").fetchall() == before
 
 
+def test_rows_that_their_owner_does_not_see_are_followed(owner: Connection, tenant: Connection) -> None:
+    ((role,),) = tenant.execute("SELECT quote_ident(current_user)").fetchall()
+    owner.execute(f"CREATE SCHEMA own AUTHORIZATION {role}")
+    tenant.execute(NOTES.replace("notes", "own.notes"))
+    create(tenant, "own.notes", "body", destination="table")
+    tenant.execute("ALTER TABLE own.notes ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
+    tenant.execute("CREATE POLICY p ON own.notes USING (id > 1) WITH CHECK (true)")
+    tenant.execute("INSERT INTO own.notes VALUES (1, 'one', 'lamp', 5), (2, 'two', 'tent', 50), (3, 'three', 'hat', 7)")
+    tenant.execute("UPDATE own.notes SET body = 'rope' WHERE id = 2; DELETE FROM own.notes WHERE id = 3")
+    found = tenant.execute("SELECT source_id, segment FROM own.notes_segments ORDER BY 1").fetchall()
+    assert found == [(1, "lamp"), (2, "rope")]
+
+
 def test_a_disabled_trigger_is_reported(notes: Connection) -> None:
     told: list[str] = []
     notes.add_notice_handler(lambda d: told.append(d.message_primary or ""))
     notes.execute("ALTER TABLE notes DISABLE TRIGGER ml_rag_segments_update")
     run(notes, "notes")
     assert told == ['a trigger of "public.notes" was dropped or disabled']
+
+
+AGAIN = (
+    "CREATE FUNCTION again() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN {}; RETURN NULL; END$$;"
+    "CREATE TRIGGER again AFTER {} ON notes FOR EACH {} WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION again()"
+)
+REDACT = "UPDATE public.notes SET body = replace(body, 'secret', 'x') WHERE body ~ 'secret'"
+
+
+@pytest.mark.parametrize("level", ["ROW", "STATEMENT"])
+@pytest.mark.parametrize(
+    ("event", "then", "change"),
+    [
+        ("INSERT", REDACT, "INSERT INTO notes VALUES (4, 'four', 'a secret'), (5, 'five', 'hat')"),
+        ("UPDATE", REDACT, "UPDATE notes SET body = 'a secret' WHERE id = 1"),
+        ("UPDATE", f"{REDACT}; UPDATE public.notes SET id = id + 10", "UPDATE notes SET body = 'secret' WHERE id = 1"),
+        ("UPDATE", "DELETE FROM public.notes WHERE id = 1", "UPDATE notes SET body = 'secret' WHERE id < 3"),
+        (
+            "DELETE", "INSERT INTO public.notes VALUES (1, 'again', 'hat') ON CONFLICT DO NOTHING",
+            "DELETE FROM notes WHERE id < 3",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_trigger_of_the_table_does_to_a_row_again_is_followed(
+    notes: Connection, level: str, event: str, then: str, change: str
+) -> None:
+    """The triggers of its statement have run before those of the first one."""
+    notes.execute(AGAIN.format(then, event, level))
+    notes.execute(change)
+    waiting = "SELECT source_id, segment FROM notes_segments WHERE segment ~ 'secret'"
+    assert (
+        notes.execute(waiting).fetchall()
+        == notes.execute("SELECT id, body FROM notes WHERE body ~ 'secret'").fetchall()
+    )
+    run(notes, "notes")
+    assert_segments_in_step(notes, "notes")
+    names = "SELECT DISTINCT {}, document_name FROM {} ORDER BY 1"
+    assert (
+        notes.execute(names.format("source_id", "notes_segments")).fetchall()
+        == notes.execute(names.format("id", "notes")).fetchall()
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "WITH gone AS (DELETE FROM notes RETURNING *) INSERT INTO notes SELECT id, 'new', 'hat' FROM gone LIMIT 1",
+        "WITH gone AS (DELETE FROM notes RETURNING *) INSERT INTO notes SELECT id, 'new', body FROM gone LIMIT 1",
+        "WITH gone AS (DELETE FROM notes RETURNING *) INSERT INTO notes SELECT id, 'new', 'hat' FROM gone",
+    ],
+)
+def test_a_statement_may_put_a_row_in_the_place_of_one_that_it_deletes(notes: Connection, change: str) -> None:
+    """Triggers of the first INSERT run before those of its DELETE, which ends later."""
+    notes.execute(change)
+    run(notes, "notes")
+    assert_segments_in_step(notes, "notes")
+    assert {name for name, _, _ in segments(notes)} == {"new"}
 
 
 @pytest.mark.parametrize("context", ["none", "headings"])
