@@ -887,3 +887,17 @@ def test_what_waits_is_counted_and_nodes_are_found_where_plans_are_parallel(owne
     assert owner.execute("SELECT segment FROM ml_rag_search('heron', %s)", [arms]).fetchall() == [("a heron",)]
     assert owner.execute("SELECT pending FROM ml_rag.vectorizer").fetchall() == [(0,)]
     assert owner.execute("SELECT rows FROM ml_rag.node_group").fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_no_row_that_another_transaction_changes_is_waited_for(db: Database, store: Connection, merge: bool) -> None:
+    """Two that wait for each other's rows are a deadlock, and PostgreSQL ends one of them."""
+    create(store, "sentences", transform="sentence", embed=False, merge=merge)
+    store.execute("UPDATE docs SET segment = segment || ' Coots dive.'")
+    other = db.connect(autocommit=False)
+    other.execute("DELETE FROM docs WHERE document_id = 2; UPDATE docs SET document_id = 3 WHERE segment_number = 2")
+    assert refresh(store)["parents"] == 1
+    other.execute("DELETE FROM docs WHERE document_id = 1")
+    other.rollback()
+    assert refresh(store)["parents"] == 2
+    assert nodes(store, "sentences")[2, 1] == ["Swans are heavy.", "Ducks swim.", "Coots dive."]

@@ -166,15 +166,28 @@ class NodeGroups(Derived):
     def write(self, batch: Batch, made: list[dict[str, Any]]) -> Steps[None]:
         """The nodes of a batch in place of what was there.
 
-        A parent that was deleted meanwhile has none; one whose text was changed comes up again.
+        A parent that was deleted meanwhile has none; one whose text was changed comes up again, as does one that
+        another transaction is changing: it waits for no row, so it takes part in no deadlock.
         """
         group = self._group
         nodes, embeds = group["name"], "embed_model_id" in group["options"]
-        keys = [parent["key"] for parent in batch["parents"]]
         columns = ", ".join(map(identifier, group["key"]))
         of_nodes = ", ".join(f"n.{identifier(name)}" for name in group["key"])
         of_store = ", ".join(f"s.{identifier(name)}" for name in group["store_key"])
         values = ", ".join(f"(u.key::text[])[{i}]::{name}" for i, name in enumerate(group["key_types"], 1))
+        # before their nodes, which go with them
+        keys: list[str] = yield from run(
+            f"""
+            WITH free AS MATERIALIZED (
+              SELECT {group["key_text"]} AS key FROM {group["store"]} AS s
+              WHERE ({of_store}) IN (SELECT {values} FROM json_array_elements_text($1 -> 'keys') AS u (key))
+              FOR {"NO KEY UPDATE" if group["options"].get("merge") else "KEY SHARE"} SKIP LOCKED
+            )
+            SELECT coalesce(json_agg(f.key), '[]') FROM free AS f""",
+            keys=[parent["key"] for parent in batch["parents"]],
+        )
+        free = set(keys)
+        made = [row for row in made if row["key"] in free]
         former = yield from run(
             f"WITH former AS (DELETE FROM {nodes} AS n USING json_array_elements_text($1 -> 'keys') AS u (key)"
             f" WHERE ({of_nodes}) = ({values}) RETURNING n.node_number, u.key, n.text_hash::text, n.attempts)"
@@ -189,11 +202,7 @@ class NodeGroups(Derived):
                 row["attempts"] = 1 + ((n or 0) if text_hash == row["hash"] else 0)
         written = yield from run(
             f"""
-            WITH there AS MATERIALIZED (
-              SELECT {of_store} FROM {group["store"]} AS s
-              WHERE ({of_store}) IN (SELECT {values} FROM json_array_elements_text($1 -> 'keys') AS u (key))
-              FOR KEY SHARE
-            ), written AS (
+            WITH written AS (
               INSERT INTO {nodes} ({columns}, node_number, parent_number, node, text_hash, members, error, attempts,
                 next_attempt{", node_embedding" if embeds else ""})
               SELECT {values}, u.number, u.parent, u.text, u.hash, u.members, u.error, u.attempts,
@@ -203,10 +212,10 @@ class NodeGroups(Derived):
               FROM ROWS FROM (json_to_recordset($1 -> 'rows') AS (key text, number integer, parent integer, text text,
                 hash bigint, members text[], error jsonb, attempts integer), unnest($2))
                 AS u (key, number, parent, text, hash, members, error, attempts, vector)
-              WHERE ({values}) IN (SELECT * FROM there) RETURNING node_number
+              RETURNING node_number
             )
             SELECT to_json(count(*) FILTER (WHERE w.node_number > 0)) FROM written AS w""",
-            vectors=[row.pop("vector", None) for row in made], keys=keys,
+            vectors=[row.pop("vector", None) for row in made],
             rows=[{key: value for key, value in row.items() if key != "state"} for row in made],
         )  # fmt: skip
         if group["options"].get("merge"):
