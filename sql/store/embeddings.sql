@@ -132,6 +132,8 @@ BEGIN
         'goes without.', store, name);
   END IF;
   PERFORM ml_rag._lock_table(store, 'SHARE UPDATE EXCLUSIVE');
+  -- another session may have dropped it meanwhile
+  _found := ml_rag._find_embedding(store, name);
   _former := (SELECT e.name FROM ml_rag._embeddings(store) AS e WHERE e.is_default);
   FOR _one IN SELECT e.* FROM ml_rag._embeddings(store) AS e
     WHERE e.is_default OR e.attnum = _found.attnum LOOP

@@ -427,3 +427,17 @@ def test_while_others_write_and_search_nothing_is_lost_and_nothing_fails(
     assert all(other.result() > 0 for other in others)
     add(owner, "c", "fake-embed")
     assert_embedded(owner, "fake-embed", column="segment_embedding_c")
+
+
+def test_one_that_is_dropped_while_it_waits_takes_no_ones_place(db: Database, store: Connection) -> None:
+    add(store)
+    add(store, "other")
+    use(store, "other")
+    dropper, user = db.connect(autocommit=False), db.connect()
+    dropper.execute("SELECT ml_rag.drop_embedding('docs', 'more')")
+    using = Background(lambda: user.execute("SELECT ml_rag.use_embedding('docs', 'more', true)"))
+    wait_until(lambda: store.execute("SELECT FROM pg_locks WHERE NOT granted").fetchall())
+    dropper.commit()
+    with error("42704", "more"):
+        using.result()
+    assert default(store) == "other"
