@@ -169,6 +169,7 @@ SET search_path FROM CURRENT SET citus.enable_unsafe_triggers = on AS $$
 DECLARE
   _found record;
   _last record;
+  _made_by text;
 BEGIN
   PERFORM ml_rag._own_table(store);
   PERFORM ml_rag._check_writable('embeddings cannot be changed', store);
@@ -182,14 +183,20 @@ BEGIN
       MESSAGE = format('embedding "%s" is the default one of "%s"', name, store),
       HINT = 'ml_rag.use_embedding makes another one the default.';
   END IF;
+  -- one of ml_embed_table follows the texts without others, too (store/follow)
+  _made_by := (SELECT min(obj_description(t.oid, 'pg_trigger')) FROM pg_trigger AS t
+    WHERE t.tgrelid = store AND t.tgfoid = 'ml_rag._empty_embedding()'::regprocedure);
   PERFORM ml_rag._drop_column(store, _found.column_name, _found.attnum);
-  IF (SELECT count(*) FROM ml_rag._embeddings(store)) = 1 THEN
+  SELECT t.name INTO _last FROM ml_rag._embeddings(store) AS e
+  CROSS JOIN LATERAL ml_rag._embedding_trigger(store, e.attnum) AS t
+  WHERE e.is_default AND t.name IS NOT NULL;
+  IF NOT FOUND THEN
+    NULL;
+  ELSIF _made_by IS NOT NULL THEN
+    EXECUTE format('COMMENT ON TRIGGER %I ON %s IS %L', _last.name, ml_rag._relation_name(store), _made_by);
+  ELSIF (SELECT count(*) FROM ml_rag._embeddings(store)) = 1 THEN
     -- a store of one embedding is what it was before it got others
-    SELECT t.name INTO _last FROM ml_rag._embeddings(store) AS e
-    CROSS JOIN LATERAL ml_rag._embedding_trigger(store, e.attnum) AS t WHERE t.name IS NOT NULL;
-    IF FOUND THEN
-      EXECUTE format('DROP TRIGGER %I ON %s', _last.name, ml_rag._relation_name(store));
-    END IF;
+    EXECUTE format('DROP TRIGGER %I ON %s', _last.name, ml_rag._relation_name(store));
   END IF;
 @CATCH@
 END

@@ -170,6 +170,11 @@ BEGIN
     BEGIN
       PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
       PERFORM ml_rag._follow_texts(store, column_name, segment);
+      -- it stays when further embeddings are dropped
+      EXECUTE format('COMMENT ON TRIGGER %I ON %s IS %L', (
+        SELECT (ml_rag._embedding_trigger(store, a.attnum)).name FROM pg_attribute AS a
+        WHERE a.attrelid = store AND a.attname = column_name AND NOT a.attisdropped),
+        ml_rag._relation_name(store), 'made by ml_embed_table: empties the embedding of a text that changes');
     EXCEPTION WHEN object_not_in_prerequisite_state THEN
       GET STACKED DIAGNOSTICS _why = MESSAGE_TEXT;
       _why := concat(upper(left(_why, 1)), substr(_why, 2), '.');

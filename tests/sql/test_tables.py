@@ -36,6 +36,21 @@ def test_embed_table_adds_a_marked_column_and_makes_the_table_a_store(texts: Con
     assert "public.texts" in names(texts)
 
 
+def test_embed_table_notices_changed_texts_when_further_embeddings_were_dropped(texts: Connection) -> None:
+    texts.execute("ALTER TABLE texts RENAME q TO segment")
+    call(texts, "ml_embed_table", "public.texts.segment", "public.texts.segment_embedding")
+    changed = "UPDATE texts SET segment = segment || '!' WHERE id = 1"
+    texts.execute("CALL ml_rag.add_embedding('texts', 'more')")
+    texts.execute("SELECT ml_rag.drop_embedding('texts', 'more')")
+    texts.execute(changed)
+    assert column(texts, "SELECT segment_embedding IS NULL FROM texts WHERE id = 1") == [True]
+    texts.execute("CALL ml_rag.add_embedding('texts', 'more')")
+    ((first,),) = texts.execute("SELECT ml_rag.use_embedding('texts', 'more')").fetchall()
+    texts.execute("SELECT ml_rag.drop_embedding('texts', %s)", (first,))
+    texts.execute(changed)
+    assert column(texts, "SELECT segment_embedding_more IS NULL FROM texts WHERE id = 1") == [True]
+
+
 @pytest.mark.parametrize("generated", [False, True])
 def test_embed_table_notices_changed_texts(texts: Connection, generated: bool) -> None:
     segment = "q"
