@@ -33,7 +33,11 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM 
 -- table where it names that. Any owner of a table can make a trigger of this function, one without transition
 -- tables too: then their names must not lead to a relation of the caller's, such as a temporary view, whose
 -- functions would run with the definer's rights.
--- Writes: ml_rag_internal.keyword_row, ml_rag_internal.keyword_new, ml_rag_internal.keyword_gone
+-- Statements within others, by triggers of the table, come here first: one that changes a row again takes
+-- away a text that is not there yet, and leaves word of it for the statement that adds it. And a statement
+-- that inserts a key and deletes the row that had it can come here with the new row first: so of the rows of
+-- a key the one with the text that was deleted goes.
+-- Writes: ml_rag_internal.keyword_row, keyword_new, keyword_gone, keyword_owed
 DECLARE
   _portion CONSTANT integer := 1000;
   _store oid;
@@ -50,6 +54,8 @@ DECLARE
   _is_large boolean := false;
   _is_usual boolean;
   _is_changed boolean;
+  _has_owed boolean;
+  _paid text[];
   _rows refcursor;
 BEGIN
   IF TG_LEVEL <> 'STATEMENT' THEN
@@ -120,7 +126,9 @@ BEGIN
       RETURN NULL;
     END IF;
   END IF;
-  IF TG_OP <> 'INSERT' OR NOT _is_usual THEN
+  _has_owed := EXISTS (SELECT FROM ml_rag_internal.keyword_owed AS w
+    WHERE w.store = _store AND w.transaction = pg_current_xact_id_if_assigned());
+  IF TG_OP <> 'INSERT' OR NOT _is_usual OR _has_owed THEN
     _columns := ml_rag._key_and_segment('r', _index);
     _old := format('SELECT %s FROM %s AS r', _columns,
       CASE WHEN _is_row THEN '(SELECT ($2).*)' ELSE 'ml_rag_old' END);
@@ -136,12 +144,39 @@ BEGIN
       END IF;
     END IF;
   END IF;
+  IF _has_owed AND TG_OP <> 'DELETE' THEN
+    EXECUTE format($sql$
+      WITH paid AS (
+        DELETE FROM ml_rag_internal.keyword_owed AS w USING (%s) AS n (key, segment)
+        WHERE w.store = $1 AND w.key = n.key AND w.text_hash = hashtextextended(n.segment, 0)
+          AND w.transaction = pg_current_xact_id()
+        RETURNING w.key
+      )
+      SELECT array_agg(p.key) FROM paid AS p$sql$, _new) INTO _paid USING _store, OLD, NEW;
+    _new := format('SELECT * FROM (%s) AS n (key, segment) WHERE n.key <> ALL (%L::text[])', _new,
+      coalesce(_paid, '{}'));
+    _old := format('SELECT * FROM (%s) AS o (key, segment) WHERE o.key <> ALL (%L::text[])', _old,
+      coalesce(_paid, '{}'));
+  END IF;
   IF TG_OP <> 'INSERT' THEN
     EXECUTE format($sql$
-      WITH gone AS (
-        DELETE FROM ml_rag_internal.keyword_row AS r USING (%s) AS o (key, segment)
-        WHERE r.store = $1 AND r.key = o.key
+      -- one join, as statistics know little of the rows of one table
+      WITH former AS MATERIALIZED (
+        SELECT o.key, o.text_hash, r.ctid AS place, r.text_hash = o.text_hash AS is_it,
+          row_number() OVER (PARTITION BY o.key ORDER BY r.text_hash <> o.text_hash, r.id) AS n,
+          bool_or(r.text_hash = o.text_hash) OVER (PARTITION BY o.key) IS TRUE AS is_there
+        FROM (
+          SELECT o.key, hashtextextended(o.segment, 0) AS text_hash FROM (%s) AS o (key, segment)
+          WHERE o.segment IS NOT NULL) AS o
+        LEFT JOIN ml_rag_internal.keyword_row AS r ON r.store = $1 AND r.key = o.key
+      ), gone AS (
+        DELETE FROM ml_rag_internal.keyword_row AS r WHERE r.ctid = ANY (ARRAY(
+          SELECT f.place FROM former AS f WHERE f.is_it AND f.n = 1 OR NOT f.is_there))
         RETURNING r.id, r.length
+      ), owed AS (
+        INSERT INTO ml_rag_internal.keyword_owed (store, key, text_hash, transaction)
+        SELECT $1, f.key, f.text_hash, pg_current_xact_id() FROM former AS f
+        WHERE NOT f.is_there AND f.n = 1 AND pg_trigger_depth() > 1
       )
       INSERT INTO ml_rag_internal.keyword_gone (store, id, length) SELECT $1, g.id, g.length
         FROM gone AS g$sql$, _old)
@@ -149,13 +184,15 @@ BEGIN
     GET DIAGNOSTICS _gone = ROW_COUNT;
   END IF;
   IF TG_OP <> 'DELETE' THEN
-    IF TG_OP = 'INSERT' AND _is_usual THEN
+    IF TG_OP = 'INSERT' AND _is_usual AND NOT _has_owed THEN
       OPEN _rows NO SCROLL FOR SELECT ARRAY[concat(n.document_id),
         concat(n.segment_number)]::text COLLATE "C" AS key,
-        concat(n.segment) COLLATE "C" AS segment FROM ml_rag_new AS n WHERE n.segment IS NOT NULL;
+        concat(n.segment) COLLATE "C" AS segment,
+        hashtextextended(concat(n.segment) COLLATE "C", 0) AS text_hash
+        FROM ml_rag_new AS n WHERE n.segment IS NOT NULL;
     ELSE
-      _new := format('SELECT s.key AS key, s.segment AS segment FROM (%s) AS s (key, segment) WHERE '
-        's.segment IS NOT NULL', _new);
+      _new := format('SELECT s.key AS key, s.segment AS segment, hashtextextended(s.segment, 0) AS text_hash'
+        ' FROM (%s) AS s (key, segment) WHERE s.segment IS NOT NULL', _new);
       OPEN _rows NO SCROLL FOR EXECUTE (SELECT _new) USING (SELECT _store), (SELECT OLD), (SELECT NEW);
     END IF;
     -- a large statement makes runs of its rows itself: they are its own, so that nobody else can be at it
@@ -170,9 +207,9 @@ BEGIN
         FETCH _rows INTO _row;
         EXIT WHEN NOT FOUND;
         _found := ml_rag._words(_index.configuration::regconfig, _row.segment, _index.statistics = 'visible');
-        INSERT INTO ml_rag_internal.keyword_row (id, store, length, key, tokens)
+        INSERT INTO ml_rag_internal.keyword_row (id, store, length, key, tokens, text_hash)
         VALUES (nextval('ml_rag_internal.keyword_number'), _store, _found.length, _row.key,
-          CASE _index.statistics WHEN 'visible' THEN _found.tokens END)
+          CASE _index.statistics WHEN 'visible' THEN _found.tokens END, _row.text_hash)
         RETURNING id INTO _id;
         INSERT INTO ml_rag_internal.keyword_new (store, id, length, tokens, words)
         VALUES (_store, _id, _found.length, _found.tokens, _found.words);

@@ -27,6 +27,7 @@ CREATE TABLE ml_rag_internal.keyword_row (
   -- of the row of the store: a text[], as text, which compares faster
   key    text COLLATE "C" NOT NULL,
   tokens jsonb,                             -- token: how often; kept where statistics are of the visible rows
+  text_hash bigint NOT NULL,                -- of the text, which tells the rows of a key apart
   PRIMARY KEY (store, id)
 );
 -- with the number, so that rows are looked up in it alone
@@ -45,6 +46,14 @@ CREATE TABLE ml_rag_internal.keyword_gone (
   length integer NOT NULL,
   PRIMARY KEY (store, id)
 );
+-- Texts that a transaction has taken away before it has added them, see ml_rag._keep_keywords.
+CREATE TABLE ml_rag_internal.keyword_owed (
+  store       regclass NOT NULL,
+  key         text COLLATE "C" NOT NULL,
+  text_hash   bigint NOT NULL,
+  transaction xid8 NOT NULL
+);
+CREATE INDEX ON ml_rag_internal.keyword_owed (store, key);
 CREATE TABLE ml_rag_internal.keyword_run (
   run         bigint PRIMARY KEY,
   store       regclass NOT NULL,
@@ -88,6 +97,8 @@ COMMENT ON TABLE ml_rag_internal.keyword_row IS 'rows of the keyword indexes: nu
   'length in tokens';
 COMMENT ON TABLE ml_rag_internal.keyword_new IS 'rows that wait to be merged into a run';
 COMMENT ON TABLE ml_rag_internal.keyword_gone IS 'deleted rows that are still in a run';
+COMMENT ON TABLE ml_rag_internal.keyword_owed IS 'texts that a transaction has taken away before it has '
+  'added them';
 COMMENT ON TABLE ml_rag_internal.keyword_run IS 'runs, the parts that a keyword index consists of';
 COMMENT ON TABLE ml_rag_internal.keyword_posting IS 'which rows of a run hold a term, and how often';
 COMMENT ON SEQUENCE ml_rag_internal.keyword_number IS 'numbers of rows and runs; never used twice, as '
@@ -225,12 +236,13 @@ $$;
 CREATE FUNCTION ml_rag._empty_keywords(store oid) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: forget all rows of an index; waits for whoever merges it
--- Writes: ml_rag_internal.keyword_row, keyword_new, keyword_gone, keyword_posting, keyword_run
+-- Writes: ml_rag_internal.keyword_row, keyword_new, keyword_gone, keyword_owed, keyword_posting, keyword_run
 BEGIN
   PERFORM FROM ml_rag_internal.keyword_store AS i WHERE i.store = _empty_keywords.store FOR UPDATE;
   DELETE FROM ml_rag_internal.keyword_row AS r WHERE r.store = _empty_keywords.store;
   DELETE FROM ml_rag_internal.keyword_new AS r WHERE r.store = _empty_keywords.store;
   DELETE FROM ml_rag_internal.keyword_gone AS r WHERE r.store = _empty_keywords.store;
+  DELETE FROM ml_rag_internal.keyword_owed AS r WHERE r.store = _empty_keywords.store;
   DELETE FROM ml_rag_internal.keyword_posting AS r WHERE r.store = _empty_keywords.store;
   DELETE FROM ml_rag_internal.keyword_run AS r WHERE r.store = _empty_keywords.store;
 END

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from support.cluster import Connection, Database
-from support.keywords import add, assert_exact, enable, found, keyword_store, runs, search, waiting
+from support.keywords import add, assert_exact, assert_scores, enable, found, keyword_store, runs, search, waiting
 from support.stores import COLUMNS, error, mark
 
 WORDS = [f"word{i}" for i in range(30)]
@@ -37,6 +37,78 @@ def test_inserts_updates_and_deletes_show_at_once(owner: Connection) -> None:
     owner.execute("UPDATE docs SET segment = 'fox' WHERE document_id = 20")
     assert found(owner) == [20]
     assert_exact(owner, "fox dog cat bird")
+
+
+AGAIN = (
+    "CREATE FUNCTION again() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN {}; RETURN NULL; END$$;"
+    "CREATE TRIGGER again AFTER {} ON docs FOR EACH {} WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION again()"
+)
+MORE = "UPDATE public.docs SET segment = segment || ' cub' WHERE segment ~ '^fox'"
+BACK = "UPDATE public.docs SET segment = 'cat' WHERE segment = 'fox'"
+NEXT = "UPDATE public.docs SET document_id = document_id + 50"
+INSERT = "INSERT INTO docs (document_name, metadata, document_id, segment_number, segment)"
+MANY = f"{INSERT} SELECT 'd', '{{}}', i, 1, 'fox' FROM generate_series(9, 1500) AS i"
+
+
+@pytest.mark.parametrize("statistics", ["all", "visible"])
+@pytest.mark.parametrize("level", ["ROW", "STATEMENT"])
+@pytest.mark.parametrize(
+    ("event", "then", "change"),
+    [
+        ("INSERT", MORE, f"{INSERT} VALUES ('d', '{{}}', 9, 1, 'fox'), ('d', '{{}}', 10, 1, 'owl')"),
+        ("INSERT", "UPDATE public.docs SET segment = 'fox cub' WHERE document_id > 1490 AND segment = 'fox'", MANY),
+        ("INSERT", f"{MORE}; {NEXT}", f"{INSERT} VALUES ('d', '{{}}', 9, 1, 'fox')"),
+        ("INSERT", "DELETE FROM public.docs WHERE segment = 'fox'", f"{INSERT} VALUES ('d', '{{}}', 9, 1, 'fox')"),
+        ("UPDATE", MORE, "UPDATE docs SET segment = 'fox' WHERE document_id < 3"),
+        ("UPDATE", f"{MORE}; {MORE}", "UPDATE docs SET segment = 'fox' WHERE document_id < 3"),
+        ("UPDATE", BACK, "UPDATE docs SET segment = 'fox' WHERE segment = 'cat'"),
+        ("UPDATE", f"{MORE}; {NEXT}", "UPDATE docs SET segment = 'fox', document_id = -document_id"),
+        ("UPDATE", "DELETE FROM public.docs WHERE document_id = 1", "UPDATE docs SET segment = 'fox'"),
+        (
+            "DELETE", INSERT.replace("docs", "public.docs") + " VALUES ('d', '{}', 1, 1, 'fox') ON CONFLICT DO NOTHING",
+            "DELETE FROM docs WHERE document_id < 3",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_trigger_of_the_table_does_to_a_row_again_shows(
+    owner: Connection, statistics: str, level: str, event: str, then: str, change: str
+) -> None:
+    """The triggers of its statement have run before those of the first one."""
+    keyword_store(owner, ["cat", "dog and cat", "cat", "bird", None])
+    enable(owner, "docs", json.dumps({"statistics": statistics}))
+    owner.execute(AGAIN.format(then, event, level))
+    owner.execute(change)
+    assert_scores(owner, "fox dog cat bird owl cub")
+    assert owner.execute("SELECT count(*) FROM ml_rag_internal.keyword_owed").fetchone() == (0,)
+    owner.execute("DROP TRIGGER again ON docs")
+    owner.execute("UPDATE docs SET segment = 'fox' WHERE document_id <> 4")
+    assert_scores(owner, "fox dog cat bird owl cub")
+
+
+@pytest.mark.parametrize("former", ["cat", None])
+@pytest.mark.parametrize("text", ["'fox'", "segment"])
+def test_a_statement_may_put_a_row_in_the_place_of_one_that_it_deletes(
+    owner: Connection, text: str, former: str | None
+) -> None:
+    """Triggers of its INSERT run before those of its DELETE, which ends later."""
+    keyword_store(owner, [former, "dog and cat", "bird"])
+    owner.execute(
+        "WITH gone AS (DELETE FROM docs WHERE document_id < 3 RETURNING *)"
+        f" {INSERT} SELECT 'd', '{{}}', document_id, segment_number, {text} FROM gone LIMIT 1"
+    )
+    assert_scores(owner, "fox dog cat bird")
+
+
+def test_what_was_written_with_triggers_off_is_taken_away_by_its_key(owner: Connection) -> None:
+    keyword_store(owner, ["cat", "dog", "bird"])
+    owner.execute(
+        "SET session_replication_role = replica; UPDATE docs SET segment = 'fox'; RESET session_replication_role"
+    )
+    owner.execute(AGAIN.format("UPDATE public.docs SET segment = 'owl'", "INSERT", "STATEMENT"))
+    owner.execute(f"{INSERT} VALUES ('d', '{{}}', 9, 1, 'hen')")
+    assert_scores(owner, "fox dog cat bird owl hen")
+    owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
+    assert owner.execute("SELECT count(*) FROM ml_rag_internal.keyword_owed").fetchone() == (0,)
 
 
 def test_an_update_of_other_columns_leaves_the_index_alone(owner: Connection) -> None:

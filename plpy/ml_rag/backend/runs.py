@@ -53,10 +53,11 @@ _STATEMENTS = {
         "jsonb",
     ),
     "drop index": ("DELETE FROM ml_rag_internal.keyword_store WHERE store = $1", "oid"),
-    # As the caller: SQL of key and text of each row of its table that has one; those of a table of Citus are in the
-    # indexes of its shards.
+    # As the caller: SQL of key, text and its hash of each row of its table that has one; those of a table of Citus are
+    # in the indexes of its shards.
     "source": (
-        "SELECT pg_catalog.format('SELECT s.key AS key, s.segment AS segment FROM (SELECT %s FROM %s AS t)"
+        "SELECT pg_catalog.format('SELECT s.key AS key, s.segment AS segment,"
+        " pg_catalog.hashtextextended(s.segment, 0) AS text_hash FROM (SELECT %s FROM %s AS t)"
         " AS s (key, segment) WHERE s.segment IS NOT NULL%s', ml_rag._key_and_segment('t', i),"
         " ml_rag._indexed_rows(i.store), CASE WHEN ml_rag._is_distributed(i.store) THEN ' AND false' END) AS source"
         " FROM pg_catalog.jsonb_populate_record(NULL::ml_rag_internal.keyword_store, $1) AS i",
@@ -65,11 +66,11 @@ _STATEMENTS = {
     "index": ("SELECT configuration, statistics FROM ml_rag_internal.keyword_store WHERE store = $1", "oid"),
     # their ids, 8 bytes each, big-endian
     "add rows": (
-        "WITH added AS (INSERT INTO ml_rag_internal.keyword_row (id, store, length, key, tokens)"
-        " SELECT nextval('ml_rag_internal.keyword_number'), $1, u.length, u.key, u.tokens::jsonb"
-        " FROM unnest($2, $3, $4) AS u (length, key, tokens) RETURNING id)"
+        "WITH added AS (INSERT INTO ml_rag_internal.keyword_row (id, store, length, key, tokens, text_hash)"
+        " SELECT nextval('ml_rag_internal.keyword_number'), $1, u.length, u.key, u.tokens::jsonb, u.text_hash"
+        " FROM unnest($2, $3, $4, $5) AS u (length, key, tokens, text_hash) RETURNING id)"
         " SELECT string_agg(int8send(a.id), '') AS ids FROM added AS a",
-        *("oid", "int4[]", "text[]", "text[]"),
+        *("oid", "int4[]", "text[]", "text[]", "int8[]"),
     ),
     "lock": ("SELECT FROM ml_rag_internal.keyword_store WHERE store = $1 FOR UPDATE SKIP LOCKED", "oid"),
     "new": (
@@ -80,6 +81,11 @@ _STATEMENTS = {
     "drop new": ("DELETE FROM ml_rag_internal.keyword_new WHERE store = $1 AND id = ANY ($2)", "oid", "int8[]"),
     "all gone": ("SELECT id, length FROM ml_rag_internal.keyword_gone WHERE store = $1", "oid"),
     "drop gone": ("DELETE FROM ml_rag_internal.keyword_gone WHERE store = $1 AND id = ANY ($2)", "oid", "int8[]"),
+    # of transactions that took a text away that was not there: one added with triggers off
+    "forget owed": (
+        "DELETE FROM ml_rag_internal.keyword_owed WHERE store = $1 AND transaction <> pg_current_xact_id()",
+        "oid",
+    ),
     "all runs": (
         "SELECT run, rows, total, gone_rows, gone_total, first_id, last_id, gone"
         " FROM ml_rag_internal.keyword_run WHERE store = $1 ORDER BY run",
@@ -290,8 +296,10 @@ class _Indexer:
         self._writer = RunWriter(plpy, store)
 
     def add(self, rows: list[Any]) -> Callable[[], None]:
-        """Find the tokens of rows (key, segment), with the caller's rights; what then writes them, with the owner's."""
+        """Find the tokens of rows (key, segment, text_hash), with the caller's rights; what then writes them, with the
+        owner's."""
         keys, segments = [row["key"] for row in rows], [row["segment"] for row in rows]
+        hashes = [row["text_hash"] for row in rows]
         if self._keeps_tokens:
             kept = tokens.find(self._plpy, self._configuration, segments, as_json=True)
             found = tokens.of_json(kept)
@@ -300,7 +308,7 @@ class _Indexer:
 
         def write() -> None:
             lengths = found.lengths(len(keys)).tolist()
-            packed = _run(self._plpy, "add rows", self._store, lengths, keys, kept)[0]["ids"]
+            packed = _run(self._plpy, "add rows", self._store, lengths, keys, kept, hashes)[0]["ids"]
             self._writer.add(np.frombuffer(packed, ">i8").astype(np.int64), found)
 
         return write
@@ -311,7 +319,7 @@ class _Indexer:
 
 
 def _portions(fetch: Callable[[int], Sequence[Any]]) -> Iterator[list[Any]]:
-    """The rows (key, segment) that ``fetch`` gives, given how many; as many at once as take bounded memory."""
+    """The rows (key, segment, text_hash) that ``fetch`` gives, given how many; as many at once as memory is for."""
     rows: list[Any] = []
     characters = 0
     while found := fetch(_ROWS):
@@ -366,7 +374,7 @@ def merge_own(plpy: Any, store: int) -> None:
 
 
 def add_from_cursor(plpy: Any, store: int, cursor: str) -> int:
-    """Put the rows (key, segment) of an open cursor into an index, with the rights of its owner; how many they were."""
+    """Put the rows (key, segment, text_hash) of an open cursor into an index, with its owner's rights; how many."""
     index = _run(plpy, "index", store)[0]
     indexer = _Indexer(plpy, store, index["configuration"], index["statistics"])
     name = plpy.quote_ident(cursor)
@@ -398,6 +406,7 @@ def merge(plpy: Any, store: int, thorough: bool) -> None:
     writer.write()
     _run(plpy, "drop new", store, ids)
     _run(plpy, "drop gone", store, list(gone))
+    _run(plpy, "forget owed", store)
     for id_ in ids:
         gone.pop(id_, None)
     if gone:
