@@ -45,11 +45,12 @@ CREATE FUNCTION ml_rag._compiled(query text, options jsonb, query_embedding text
   call integer) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: ml_rag._compile_question with what it takes from the session; the vector goes apart, as text. Null
--- where options are none
+-- where options are none or the question is too long: ml_rag._request says so
 DECLARE
   _compiled record;
 BEGIN
-  IF query IS NULL OR options IS NOT NULL AND jsonb_typeof(options) <> 'object' THEN
+  IF query IS NULL OR octet_length(query) > 1000000
+    OR options IS NOT NULL AND jsonb_typeof(options) <> 'object' THEN
     RETURN NULL;
   END IF;
   IF form NOT LIKE 'hits%' THEN

@@ -24,10 +24,10 @@ BEGIN
       IF jsonb_typeof(_arm -> 'query') <> 'object'
           OR jsonb_typeof(_arm #> '{query,text}') IS DISTINCT FROM 'string'
         OR _arm -> 'query' <> jsonb_build_object('text', _arm #> '{query,text}')
-        OR _arm #>> '{query,text}' !~ '[^[:space:]]' THEN
+        OR _arm #>> '{query,text}' !~ '[^[:space:]]' OR octet_length(_arm #>> '{query,text}') > 1000000 THEN
         PERFORM ml_rag._bad_option('query', _arm -> 'query', '"question", "hypothetical_document", '
-          '"synonyms", '
-          '"sub_questions", or {"text": "…"} with a text that is not blank');
+          '"synonyms", "sub_questions", or {"text": "…"} with a text that is not blank and has at most '
+          '1000000 bytes');
       END IF;
     END IF;
     PERFORM ml_rag._bad_option(o.key, o.value, format('none in a %s arm', _arm ->> 'search'),
@@ -304,6 +304,10 @@ BEGIN
   IF coalesce(question, '') !~ '[^[:space:]]' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the question is empty',
       HINT = 'Ask a question: CALL ml_rag(''What is AutoML?'').';
+  ELSIF octet_length(question) > 1000000 THEN
+    -- nothing cancels the making of a query of its words
+    RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = 'the question is too long',
+      DETAIL = format('It has %s bytes, and may have 1000000.', octet_length(question));
   END IF;
   request.question := question;
   request.options := options;

@@ -341,6 +341,10 @@ def test_any_text_is_a_safe_query(owner: Connection, asker: Connection) -> None:
     for query in ("", " "):
         with error("22023", "the question is empty"):
             search(asker, query)
+    with error("54000", "the question is too long", "It has 1000001 bytes"):
+        search(asker, "x" * 1_000_001)
+    with error("22023", 'invalid value for option "query"', "at most 1000000 bytes"):
+        search_rows(asker, "fox", {"arms": [{"search": "keyword", "query": {"text": "x" * 1_000_001}}]})
     assert {row[0] for row in search(asker, "!fox:* | (cat & 'dog'")} == {1, 2}
     words = " ".join(f"word{i}" for i in range(9_999)) + " fox"
     assert [row[0] for row in search(asker, words)] == [1]
