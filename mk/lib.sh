@@ -18,6 +18,8 @@ OWN_MODELS=$STATE/models.toml # the user's entries beside the configuration that
 DATABASE=ml_rag
 DSN="host=$PGHOST port=$PGPORT dbname=$DATABASE user=postgres"
 mkdir -p "$ROOT/.build"
+# PL/Python takes its packages from the python3 that it finds there first; it is not to be that of an active environment.
+if [ -n "${VIRTUAL_ENV:-}" ]; then PATH=${PATH//"$VIRTUAL_ENV/bin:"/}; fi
 
 # What the person at the terminal reads goes to descriptor 9; the noise of a step goes to the log.
 { true >&9; } 2>/dev/null || exec 9>&2
