@@ -36,16 +36,16 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         sandbox.close()
 
 
-def job(content: bytes | IO[bytes], tokenizer: ModelTokenizer = PLAIN, name: str = "a.txt") -> Job:
-    return Job(name, content, tokenizer, Chunking("auto", 256, 0), 16)
+def job(content: bytes | IO[bytes], tokenizer: ModelTokenizer = PLAIN, name: str = "a.txt", role: object = None) -> Job:
+    return Job(name, content, tokenizer, Chunking("auto", 256, 0), 16, role=role)
 
 
 def ask(sandbox: Sandbox, content: bytes | IO[bytes], **options: Any) -> Parsed:
     return asyncio.run(sandbox.run(job(content, **options)))
 
 
-def pid(sandbox: Sandbox) -> int:
-    return int(ask(sandbox, b"!facts").segments[0].text.split()[0])
+def pid(sandbox: Sandbox, **options: Any) -> int:
+    return int(ask(sandbox, b"!facts", **options).segments[0].text.split()[0])
 
 
 def is_alive(process: int) -> bool:

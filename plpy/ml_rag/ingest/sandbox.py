@@ -11,7 +11,6 @@ import functools
 import json
 import logging
 import os
-import queue
 import signal
 import tempfile
 import threading
@@ -94,6 +93,8 @@ class Job:
     #: the model that describes its pictures, and what it said of them by number; without that they are collected
     describe_images: str | None = None
     described: dict[int, str] | None = None
+    #: whose it is: a child that has read it reads no document of others
+    role: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,8 @@ class _Child(Child):
         self._folder = Scratch(tempfile.gettempdir(), FOLDER_PREFIX)
         self._known: set[str] = set()
         self.documents = 0
+        #: whose documents it reads
+        self.role: object = None
         #: not to be used again
         self.spent = False
         try:
@@ -218,8 +221,11 @@ class Sandbox:
         self.workers = workers
         self._parser = parser
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
-        # last in, first out: a single stream of documents keeps a single child
-        self._idle: queue.LifoQueue[_Child] = queue.LifoQueue()
+        #: the last one is taken first: a single stream of documents keeps a single child
+        self._idle: list[_Child] = []
+        #: threads at work, each with a child
+        self._busy = 0
+        self._choosing = threading.Lock()
         self._is_closed = False
 
     async def run(self, job: Job) -> Parsed:
@@ -240,8 +246,8 @@ class Sandbox:
         """End all children, those at work too; their documents fail."""
         self._is_closed = True
         self._threads.shutdown(wait=True, cancel_futures=True)
-        while not self._idle.empty():
-            self._idle.get_nowait().end()
+        while self._idle:
+            self._idle.pop().end()
 
     async def find_missing(self) -> dict[str, str] | None:
         """What the kernel refuses of ``confine`` -> why, by a child that starts and ends; logged.
@@ -262,10 +268,19 @@ class Sandbox:
         return child.refused
 
     def _in_thread(self, job: Job, cancelled: threading.Event) -> Parsed:
+        with self._choosing:
+            self._busy += 1
+        try:
+            return self._by_a_child(job, cancelled)
+        finally:
+            with self._choosing:
+                self._busy -= 1
+
+    def _by_a_child(self, job: Job, cancelled: threading.Event) -> Parsed:
         def is_cancelled() -> bool:
             return cancelled.is_set() or self._is_closed
 
-        child = self._take(_Patience(self.limits.wall_seconds, is_cancelled))
+        child = self._take(job.role, _Patience(self.limits.wall_seconds, is_cancelled))
         patience = _Patience(self.limits.wall_seconds, is_cancelled)
         try:
             return self._ask(child, job, patience)
@@ -283,17 +298,22 @@ class Sandbox:
             if child.spent or child.documents >= self.limits.documents_per_worker or is_cancelled():
                 child.end(END_SECONDS)
             else:
-                self._idle.put(child)
+                self._idle.append(child)
 
-    def _take(self, go_on: Callable[[], None]) -> _Child:
-        while True:
-            try:
-                child = self._idle.get_nowait()
-            except queue.Empty:
-                return _Child(self._parser, self.limits, go_on)
-            if child.process.poll() is None:
+    def _take(self, role: object, go_on: Callable[[], None]) -> _Child:
+        """A child that has read no document of another role. Where there are enough, a new one replaces an idle one."""
+        with self._choosing:
+            is_full = self._idle and len(self._idle) + self._busy > self.workers
+            mine = (child for child in reversed(self._idle) if child.role == role)
+            if (child := next(mine, self._idle[0] if is_full else None)) is not None:
+                self._idle.remove(child)
+        if child is not None:
+            if child.role == role and child.process.poll() is None:
                 return child
             child.end()
+        child = _Child(self._parser, self.limits, go_on)
+        child.role = role
+        return child
 
     def _ask(self, child: _Child, job: Job, go_on: Callable[[], None]) -> Parsed:
         child.teach(job.tokenizer, go_on)

@@ -30,6 +30,7 @@ from ml_rag.ingest.formats import FORMATS
 from ml_rag.ingest.parse import accepted_formats
 from ml_rag.ingest.sandbox import Job, ModelTokenizer, Parsed, Sandbox
 from ml_rag.ingest.split import NONE, Chunking, chunking
+from ml_rag.server.admission import current_caller
 from ml_rag.server.boundary import LeasedStream
 from ml_rag.server.cancellation import Cancellation, ClientGone, watch_disconnect
 from ml_rag.server.models import Lease
@@ -233,9 +234,10 @@ class _Work:
             if file is None:
                 self.all_begun = True
                 return
-            name, options = file.filename or "", self.options
+            name, options, caller = file.filename or "", self.options, current_caller.get()
             wanted = options.formats, options.language, bool(options.ocr), options.describe_images
-            job = Job(name, file.file, self.tokenizer, self.how, self.dimensions, *wanted)
+            role = None if caller is None else caller.role
+            job = Job(name, file.file, self.tokenizer, self.how, self.dimensions, *wanted, role=role)
             self.parsing[asyncio.create_task(self._parse(job))] = (index, name)
 
     async def _parse(self, job: Job) -> Parsed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -278,3 +279,14 @@ def test_a_picture_that_ends_its_parser_is_left_out_of_its_document(server: Serv
 def test_a_document_that_ends_its_parser_fails_with_and_without_pictures(server: Server) -> None:
     (line,) = by_index(server.post([("a", b"!abort")], describe_images="vision"))
     assert line["error"]["message"] == "the document crashed its parser"
+
+
+def test_a_parser_reads_documents_of_one_role(server: Server) -> None:
+    def parser(role: int) -> str:
+        call = [f"6f-{role}", 5, 100, 1, [], [role, "vector_store_load", 1.0, "parse", 1.0, "", "", 1.0, None]]
+        with server.client() as client:
+            headers = {"X-ML-RAG-Call": json.dumps(call)}
+            (line,) = by_index(client.post("/v1/documents", headers=headers, **request([("a", b"!facts")])))
+        return str(line["segments"][0]["text"].split()[0])
+
+    assert len({parser(10), parser(11), parser(10), parser(11)}) == 2

@@ -9,6 +9,7 @@ import os
 import signal
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,27 @@ def test_one_child_serves_many_documents_and_is_replaced_in_time(make: Make) -> 
     pids = [pid(sandbox) for _ in range(6)]
     assert pids[0] == pids[1] == pids[2] != pids[3] == pids[4] == pids[5]
     assert eventually(lambda: not is_alive(pids[0]))
+
+
+def test_a_child_reads_documents_of_one_role(make: Make) -> None:
+    sandbox = make()
+    pids = {role: pid(sandbox, role=role) for role in ("alice", None, "bob")}
+    assert len(set(pids.values())) == 3
+    # each has taken the place of the one before
+    assert pid(sandbox, role="bob") == pids["bob"]
+    assert eventually(lambda: not is_alive(pids["alice"]) and not is_alive(pids[None]))
+
+
+def test_roles_that_take_turns_keep_their_children(make: Make) -> None:
+    sandbox = make(workers=2)
+
+    async def together(*roles: str) -> list[str]:
+        orders = [replace(job(b"!facts"), role=role) for role in roles]
+        found = await asyncio.gather(*map(sandbox.run, orders))
+        return [parsed.segments[0].text.split()[0] for parsed in found]
+
+    first = asyncio.run(together("alice", "bob"))
+    assert [str(pid(sandbox, role=role)) for role in ("alice", "bob", "alice")] == [*first, first[0]]
 
 
 def test_a_warm_child_answers_in_milliseconds(make: Make) -> None:
