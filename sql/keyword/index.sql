@@ -33,10 +33,10 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM 
 -- table where it names that. Any owner of a table can make a trigger of this function, one without transition
 -- tables too: then their names must not lead to a relation of the caller's, such as a temporary view, whose
 -- functions would run with the definer's rights.
--- Statements within others, by triggers of the table, come here first: one that changes a row again takes
--- away a text that is not there yet, and leaves word of it for the statement that adds it. And a statement
--- that inserts a key and deletes the row that had it can come here with the new row first: so of the rows of
--- a key the one with the text that was deleted goes.
+-- Statements of a transaction can come here in another order than they were made in: one within another, by a
+-- trigger or a function, comes before that, and an INSERT before the DELETE of a WITH clause. So of the rows
+-- of a key the one with the text that was deleted goes. If none has it, that is owed: the statement that
+-- comes to add it does not.
 -- Writes: ml_rag_internal.keyword_row, keyword_new, keyword_gone, keyword_owed
 DECLARE
   _portion CONSTANT integer := 1000;
@@ -126,8 +126,7 @@ BEGIN
       RETURN NULL;
     END IF;
   END IF;
-  _has_owed := EXISTS (SELECT FROM ml_rag_internal.keyword_owed AS w
-    WHERE w.store = _store AND w.transaction = pg_current_xact_id_if_assigned());
+  _has_owed := EXISTS (SELECT FROM ml_rag_internal.keyword_owed AS w WHERE w.store = _store);
   IF TG_OP <> 'INSERT' OR NOT _is_usual OR _has_owed THEN
     _columns := ml_rag._key_and_segment('r', _index);
     _old := format('SELECT %s FROM %s AS r', _columns,
@@ -144,44 +143,41 @@ BEGIN
       END IF;
     END IF;
   END IF;
-  IF _has_owed AND TG_OP <> 'DELETE' THEN
-    EXECUTE format($sql$
-      WITH paid AS (
-        DELETE FROM ml_rag_internal.keyword_owed AS w USING (%s) AS n (key, segment)
-        WHERE w.store = $1 AND w.key = n.key AND w.text_hash = hashtextextended(n.segment, 0)
-          AND w.transaction = pg_current_xact_id()
-        RETURNING w.key
-      )
-      SELECT array_agg(p.key) FROM paid AS p$sql$, _new) INTO _paid USING _store, OLD, NEW;
-    _new := format('SELECT * FROM (%s) AS n (key, segment) WHERE n.key <> ALL (%L::text[])', _new,
-      coalesce(_paid, '{}'));
-    _old := format('SELECT * FROM (%s) AS o (key, segment) WHERE o.key <> ALL (%L::text[])', _old,
-      coalesce(_paid, '{}'));
-  END IF;
   IF TG_OP <> 'INSERT' THEN
     EXECUTE format($sql$
-      -- one join, as statistics know little of the rows of one table
       WITH former AS MATERIALIZED (
-        SELECT o.key, o.text_hash, r.ctid AS place, r.text_hash = o.text_hash AS is_it,
-          row_number() OVER (PARTITION BY o.key ORDER BY r.text_hash <> o.text_hash, r.id) AS n,
-          bool_or(r.text_hash = o.text_hash) OVER (PARTITION BY o.key) IS TRUE AS is_there
+        SELECT o.key, o.text_hash, min(r.ctid) AS place
         FROM (
           SELECT o.key, hashtextextended(o.segment, 0) AS text_hash FROM (%s) AS o (key, segment)
           WHERE o.segment IS NOT NULL) AS o
-        LEFT JOIN ml_rag_internal.keyword_row AS r ON r.store = $1 AND r.key = o.key
+        LEFT JOIN ml_rag_internal.keyword_row AS r
+          ON r.store = $1 AND r.key = o.key AND r.text_hash = o.text_hash
+        GROUP BY o.key, o.text_hash
       ), gone AS (
         DELETE FROM ml_rag_internal.keyword_row AS r WHERE r.ctid = ANY (ARRAY(
-          SELECT f.place FROM former AS f WHERE f.is_it AND f.n = 1 OR NOT f.is_there))
+          SELECT f.place FROM former AS f WHERE f.place IS NOT NULL))
         RETURNING r.id, r.length
       ), owed AS (
-        INSERT INTO ml_rag_internal.keyword_owed (store, key, text_hash, transaction)
-        SELECT $1, f.key, f.text_hash, pg_current_xact_id() FROM former AS f
-        WHERE NOT f.is_there AND f.n = 1 AND pg_trigger_depth() > 1
+        INSERT INTO ml_rag_internal.keyword_owed (store, key, text_hash)
+        SELECT $1, f.key, f.text_hash FROM former AS f WHERE f.place IS NULL
       )
       INSERT INTO ml_rag_internal.keyword_gone (store, id, length) SELECT $1, g.id, g.length
         FROM gone AS g$sql$, _old)
     USING _store, OLD, NEW;
     GET DIAGNOSTICS _gone = ROW_COUNT;
+  END IF;
+  IF _has_owed AND TG_OP <> 'DELETE' THEN
+    EXECUTE format($sql$
+      WITH paid AS (
+        DELETE FROM ml_rag_internal.keyword_owed AS w WHERE w.ctid = ANY (ARRAY(
+          SELECT min(u.ctid) FROM ml_rag_internal.keyword_owed AS u JOIN (%s) AS n (key, segment)
+            ON u.key = n.key AND u.text_hash = hashtextextended(n.segment, 0)
+          WHERE u.store = $1 GROUP BY u.key ORDER BY u.key))
+        RETURNING w.key
+      )
+      SELECT array_agg(p.key) FROM paid AS p$sql$, _new) INTO _paid USING _store, OLD, NEW;
+    _new := format('SELECT * FROM (%s) AS n (key, segment) WHERE n.key <> ALL (%L::text[])', _new,
+      coalesce(_paid, '{}'));
   END IF;
   IF TG_OP <> 'DELETE' THEN
     IF TG_OP = 'INSERT' AND _is_usual AND NOT _has_owed THEN
@@ -244,6 +240,30 @@ BEGIN
   RETURN NULL;
 END
 $$;
+
+CREATE FUNCTION ml_rag._settle_keywords() RETURNS trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+-- purpose: what is owed when a transaction ends has changed with triggers off: what the index has of those
+-- keys from before goes; of all of them at once
+-- Writes: ml_rag_internal.keyword_row, keyword_gone, keyword_owed
+BEGIN
+  WITH owed AS (
+    DELETE FROM ml_rag_internal.keyword_owed AS w RETURNING w.store, w.key
+  ), gone AS (
+    -- age: not by this transaction
+    DELETE FROM ml_rag_internal.keyword_row AS r USING owed AS w
+    WHERE r.store = w.store AND r.key = w.key AND age(r.xmin) > 0
+    RETURNING r.store, r.id, r.length
+  )
+  INSERT INTO ml_rag_internal.keyword_gone (store, id, length) SELECT g.store, g.id, g.length FROM gone AS g;
+  RETURN NULL;
+END
+$$;
+
+CREATE CONSTRAINT TRIGGER settle AFTER INSERT ON ml_rag_internal.keyword_owed DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW EXECUTE FUNCTION ml_rag._settle_keywords();
+-- also where Citus applies what its workers wrote
+ALTER TABLE ml_rag_internal.keyword_owed ENABLE ALWAYS TRIGGER settle;
 
 CREATE FUNCTION ml_rag._own_table(store regclass) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$

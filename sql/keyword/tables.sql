@@ -48,10 +48,9 @@ CREATE TABLE ml_rag_internal.keyword_gone (
 );
 -- Texts that a transaction has taken away before it has added them, see ml_rag._keep_keywords.
 CREATE TABLE ml_rag_internal.keyword_owed (
-  store       regclass NOT NULL,
-  key         text COLLATE "C" NOT NULL,
-  text_hash   bigint NOT NULL,
-  transaction xid8 NOT NULL
+  store     regclass NOT NULL,
+  key       text COLLATE "C" NOT NULL,
+  text_hash bigint NOT NULL
 );
 CREATE INDEX ON ml_rag_internal.keyword_owed (store, key);
 CREATE TABLE ml_rag_internal.keyword_run (
@@ -98,7 +97,7 @@ COMMENT ON TABLE ml_rag_internal.keyword_row IS 'rows of the keyword indexes: nu
 COMMENT ON TABLE ml_rag_internal.keyword_new IS 'rows that wait to be merged into a run';
 COMMENT ON TABLE ml_rag_internal.keyword_gone IS 'deleted rows that are still in a run';
 COMMENT ON TABLE ml_rag_internal.keyword_owed IS 'texts that a transaction has taken away before it has '
-  'added them';
+  'added them; empty when it ends';
 COMMENT ON TABLE ml_rag_internal.keyword_run IS 'runs, the parts that a keyword index consists of';
 COMMENT ON TABLE ml_rag_internal.keyword_posting IS 'which rows of a run hold a term, and how often';
 COMMENT ON SEQUENCE ml_rag_internal.keyword_number IS 'numbers of rows and runs; never used twice, as '

@@ -85,6 +85,77 @@ def test_what_a_trigger_of_the_table_does_to_a_row_again_shows(
     assert_scores(owner, "fox dog cat bird owl cub")
 
 
+@pytest.mark.parametrize("level", ["ROW", "STATEMENT"])
+@pytest.mark.parametrize("change", ["UPDATE docs SET segment = 'fox' WHERE document_id < 3", MANY.replace("1500", "9")])
+@pytest.mark.parametrize("texts", [("dog", "fox", "elk"), ("fox", "cat", "dog")])
+def test_what_triggers_do_after_each_other_to_a_row_shows(
+    owner: Connection, texts: tuple[str, ...], change: str, level: str
+) -> None:
+    """The triggers of the innermost statement run before those of all others; each text comes more than once."""
+    keyword_store(owner, ["cat", "dog and cat", "bird"])
+    then = "; ".join(f"UPDATE public.docs SET segment = {text!r} WHERE segment <> 'bird'" for text in texts)
+    owner.execute(AGAIN.format(then, "INSERT OR UPDATE", level).replace("= 0", "< 3"))
+    owner.execute(change)
+    assert_scores(owner, "fox dog cat bird elk")
+
+
+PEEL = "UPDATE public.docs SET segment = regexp_replace(segment, '^fox ', '') WHERE segment ~ '^fox '"
+THRICE = f"{INSERT} VALUES ('d', '{{}}', 9, 1, 'fox fox fox owl')"
+
+
+@pytest.mark.parametrize(
+    ("event", "then", "change"),
+    [
+        ("INSERT OR UPDATE", f"IF pg_trigger_depth() < 4 THEN {PEEL}; END IF", THRICE),
+        ("UPDATE", PEEL, "UPDATE docs SET segment = 'fox fox fox owl' WHERE document_id < 3"),
+        (
+            "DELETE", "UPDATE public.docs SET segment = segment || ' cub' WHERE document_id = OLD.document_id",
+            f"WITH gone AS (DELETE FROM docs RETURNING *) {INSERT}"
+            " SELECT 'd', '{}', document_id, 1, segment FROM gone",
+        ),
+        (
+            "INSERT", "IF pg_trigger_depth() < 4 THEN DELETE FROM public.docs WHERE document_id = NEW.document_id;"
+            " INSERT INTO public.docs SELECT (NEW).*; END IF", THRICE,
+        ),
+    ],
+)  # fmt: skip
+def test_what_triggers_do_again_and_again_shows(owner: Connection, event: str, then: str, change: str) -> None:
+    keyword_store(owner, ["cat", "dog and cat", "bird"])
+    owner.execute(
+        f"CREATE FUNCTION again() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN {then}; RETURN NULL; END$$;"
+        f"CREATE TRIGGER again AFTER {event} ON docs FOR EACH ROW EXECUTE FUNCTION again()"
+    )
+    owner.execute(change)
+    assert_scores(owner, "fox dog cat bird owl cub")
+    owner.execute("DROP TRIGGER again ON docs")
+    owner.execute("UPDATE docs SET segment = 'fox'")
+    assert_scores(owner, "fox dog cat bird owl cub")
+    assert owner.execute("SELECT count(*) FROM ml_rag_internal.keyword_owed").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        f"WITH new AS ({THRICE} RETURNING document_id) SELECT peel(document_id) FROM new",
+        f"{THRICE} RETURNING peel(document_id)",
+        "UPDATE docs SET segment = 'fox fox owl' RETURNING peel(document_id)",
+    ],
+)
+@pytest.mark.parametrize("language", ["sql", "plpgsql"])
+def test_what_a_function_in_a_statement_does_to_its_rows_again_shows(
+    owner: Connection, change: str, language: str
+) -> None:
+    keyword_store(owner, ["cat", "dog and cat", "bird"])
+    body = f"{PEEL} AND document_id = $1;"
+    owner.execute(
+        f"CREATE FUNCTION peel(bigint) RETURNS void LANGUAGE {language} AS $$"
+        f"{f'BEGIN {body} END' if language == 'plpgsql' else body}$$"
+    )
+    owner.execute(change)
+    assert_scores(owner, "fox dog cat bird owl")
+    assert owner.execute("SELECT count(*) FROM ml_rag_internal.keyword_owed").fetchone() == (0,)
+
+
 @pytest.mark.parametrize("former", ["cat", None])
 @pytest.mark.parametrize("text", ["'fox'", "segment"])
 def test_a_statement_may_put_a_row_in_the_place_of_one_that_it_deletes(
@@ -101,12 +172,15 @@ def test_a_statement_may_put_a_row_in_the_place_of_one_that_it_deletes(
 
 def test_what_was_written_with_triggers_off_is_taken_away_by_its_key(owner: Connection) -> None:
     keyword_store(owner, ["cat", "dog", "bird"])
-    owner.execute(
-        "SET session_replication_role = replica; UPDATE docs SET segment = 'fox'; RESET session_replication_role"
-    )
-    owner.execute(AGAIN.format("UPDATE public.docs SET segment = 'owl'", "INSERT", "STATEMENT"))
-    owner.execute(f"{INSERT} VALUES ('d', '{{}}', 9, 1, 'hen')")
-    assert_scores(owner, "fox dog cat bird owl hen")
+    off = "SET session_replication_role = replica; UPDATE docs SET segment = 'fox'; RESET session_replication_role"
+    owner.execute(off)
+    owner.execute("UPDATE docs SET segment = 'owl'")
+    assert_scores(owner, "fox dog cat bird owl")
+    # a statement within another cannot tell it from a row whose text that one has still to add
+    owner.execute(off)
+    owner.execute(AGAIN.format("UPDATE public.docs SET segment = 'hen'", "INSERT", "STATEMENT"))
+    owner.execute(f"{INSERT} VALUES ('d', '{{}}', 9, 1, 'cub')")
+    assert {row[0] for row in search(owner, "hen")} == {1, 2, 3, 9}
     owner.execute("SELECT ml_rag.merge_keyword_index('docs')")
     assert owner.execute("SELECT count(*) FROM ml_rag_internal.keyword_owed").fetchone() == (0,)
 

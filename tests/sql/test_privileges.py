@@ -142,6 +142,7 @@ def test_only_the_known_functions_run_with_their_owners_rights(module_owner: Con
         "ml_rag._read_as_owner()",
         # reads the catalog for whoever alters a table
         "ml_rag._refuse_policies()",
+        "ml_rag._settle_keywords()",
         "ml_rag._write_as_owner()",
         # granted to those who may publish: rows of one table
         "ml_rag._write_preset(text,jsonb,text)",

@@ -81,11 +81,6 @@ _STATEMENTS = {
     "drop new": ("DELETE FROM ml_rag_internal.keyword_new WHERE store = $1 AND id = ANY ($2)", "oid", "int8[]"),
     "all gone": ("SELECT id, length FROM ml_rag_internal.keyword_gone WHERE store = $1", "oid"),
     "drop gone": ("DELETE FROM ml_rag_internal.keyword_gone WHERE store = $1 AND id = ANY ($2)", "oid", "int8[]"),
-    # of transactions that took a text away that was not there: one added with triggers off
-    "forget owed": (
-        "DELETE FROM ml_rag_internal.keyword_owed WHERE store = $1 AND transaction <> pg_current_xact_id()",
-        "oid",
-    ),
     "all runs": (
         "SELECT run, rows, total, gone_rows, gone_total, first_id, last_id, gone"
         " FROM ml_rag_internal.keyword_run WHERE store = $1 ORDER BY run",
@@ -406,7 +401,6 @@ def merge(plpy: Any, store: int, thorough: bool) -> None:
     writer.write()
     _run(plpy, "drop new", store, ids)
     _run(plpy, "drop gone", store, list(gone))
-    _run(plpy, "forget owed", store)
     for id_ in ids:
         gone.pop(id_, None)
     if gone:
