@@ -39,6 +39,8 @@ NOT_ACCEPTED = "document format is not accepted"
 
 #: a segment of a function is looked for so many characters behind the one before, for the page that it is of
 _PAGE_WINDOW = 100_000
+#: characters of a name that the model server is told
+_SENT_NAME = 255
 
 
 class Store(Protocol):
@@ -478,14 +480,14 @@ def own_segments(pages: Sequence[dict[str, Any]], split: Callable[[str], list[st
 def multipart(request: dict[str, Any], uploads: Sequence[Upload]) -> tuple[bytes, str]:
     """Body and content type of a request to /v1/documents (RFC 7578; names as browsers escape them).
 
-    Of a name the last part only, whose ending tells the format: a header is bounded, and one long path would have the
-    whole request refused.
+    Of a name the end of its last part only, which tells the format: a header is bounded, and one long name, such as an
+    archive can have, would have the whole request refused.
     """
     boundary = uuid.uuid4().hex
     head = f'--{boundary}\r\nContent-Disposition: form-data; name="'
     pieces = [f'{head}options"\r\n\r\n{json.dumps(request)}\r\n'.encode()]
     for upload in uploads:
-        name = os.path.basename(upload.name)
+        name = os.path.basename(upload.name)[-_SENT_NAME:]
         for character, escaped in (("\\", "%5C"), ('"', "%22"), ("\r", "%0D"), ("\n", "%0A")):
             name = name.replace(character, escaped)
         pieces.append(f'{head}file"; filename="{name}"\r\nContent-Type: application/octet-stream\r\n\r\n'.encode())

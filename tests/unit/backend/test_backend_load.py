@@ -324,3 +324,10 @@ def test_a_long_path_does_not_have_the_request_refused() -> None:
     message = BytesParser(policy=HTTP).parsebytes(f"Content-Type: {content_type}\r\n\r\n".encode() + body)
     _, *parts = message.iter_parts()
     assert [part.get_filename() for part in parts] == ["a.txt", "%22" * 250 + ".md"]
+
+
+def test_a_long_name_does_not_have_the_request_refused() -> None:
+    """Of a file in an archive it is as long as whoever packed that likes."""
+    body, _ = multipart({}, [Upload("\N{GRINNING FACE}" * 5000 + ".md", b"x", "", False)])
+    assert len(body) < 4096
+    assert b'.md"\r\n' in body
