@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from urllib.parse import urlsplit
 
 import httpx
@@ -14,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ml_rag.abc import Delta
 from ml_rag.server.catalogue import ModelEntry
 from ml_rag.server.chat import prompt
-from ml_rag.server.chat.endpoint import CHARACTERS_PER_TOKEN, fit_history, fit_prompt
+from ml_rag.server.chat.endpoint import CHARACTERS_PER_TOKEN, _Answer, fit_history, fit_prompt
 from ml_rag.server.chat.request import parse
 from ml_rag.server.engines.fake import FakeGenerate
 
@@ -361,6 +363,41 @@ def test_markers_are_removed_from_a_stream_too(http, model):
     assert "".join(text for text in texts if text) == whole
     assert "[1], Rome [3], Bonn and" in whole
     assert len([text for text in texts if text]) > 5
+
+
+def test_a_long_answer_in_a_stream_holds_up_nothing_else():
+    """Such as one of a remote model, without an end of a line."""
+    fields = {"model": "m", "messages": QUESTION, "documents": DOCUMENTS, "citations": 1}
+    answer = _Answer(parse(json.dumps(fields).encode()))
+    longest = 0.0
+
+    async def items() -> AsyncIterator[prompt.FittedPrompt | Delta]:
+        yield prompt.FittedPrompt([], 3, 0)
+        for text in ("[[9]8] " * 20_000, "\n", "[[9]8] " * 20_000):
+            yield Delta(text)
+        yield Delta("", "stop")
+
+    async def watch() -> None:
+        nonlocal longest
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.monotonic() - began)
+
+    async def whole() -> float:
+        watching = asyncio.create_task(watch())
+        await asyncio.sleep(0.01)
+        began = time.monotonic()
+        told = [event async for event in answer.events(answer.deltas(items()))]
+        took = time.monotonic() - began
+        await asyncio.sleep(0.01)
+        watching.cancel()
+        assert told[-1] == b"data: [DONE]\n\n"
+        assert b"9" not in b"".join(event.partition(b'"delta"')[2] for event in told)
+        return took
+
+    took = asyncio.run(whole())
+    assert longest < took / 4
 
 
 def test_nothing_is_made_of_what_is_far_longer_than_the_context(http, monkeypatch):

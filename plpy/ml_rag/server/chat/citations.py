@@ -90,6 +90,10 @@ class Verified:
         #: characters from which on a long one is looked at again
         self._again = _LONGEST_LINE
 
+    def takes_long(self, piece: str = "") -> bool:
+        """Whether going on with it can take so long that it is no work for an event loop."""
+        return len(self._text) + len(piece) > _LONGEST_LINE
+
     def add(self, piece: str) -> str:
         """What is certain now."""
         self._text += piece

@@ -231,9 +231,14 @@ class _Answer:
         async for delta in deltas:
             if held is None and self._citations is not None:
                 held = Verified(self._citations)
-            yield delta.text if held is None else held.add(delta.text)
+            if held is None:
+                yield delta.text
+            elif held.takes_long(delta.text):
+                yield await asyncio.to_thread(held.add, delta.text)
+            else:
+                yield held.add(delta.text)
         if held is not None:
-            yield held.end()
+            yield await asyncio.to_thread(held.end) if held.takes_long() else held.end()
 
     def completion(self, text: str) -> Completion:
         """The reply to a request without ``stream``."""
