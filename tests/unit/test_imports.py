@@ -6,10 +6,14 @@ import ast
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 PLPY = Path(__file__).resolve().parents[2] / "plpy"
 
@@ -110,6 +114,49 @@ def test_the_command_imports_a_subcommand_when_it_is_asked_for() -> None:
 def test_the_client_needs_none_of_the_packages_of_the_server() -> None:
     after = modules_after("; ".join(f"import {name}" for name in CLIENT))
     assert not after & {"numpy", "pydantic", "starlette", "httpx", "uvicorn", "orjson", "tokenizers", "lxml"}
+
+
+REFUSE = """
+import sys
+from importlib.abc import MetaPathFinder
+class Refuse(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {refused!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Refuse())
+import ml_rag.integrations.{name}, ml_rag.integrations.connections
+"""
+
+
+def brought(requirement: Requirement, into: set[tuple[str, str]]) -> None:
+    """The distributions that one requires, with the extras for which it is wanted."""
+    for extra in ("", *requirement.extras):
+        one = (canonicalize_name(requirement.name), extra)
+        if one in into:
+            continue
+        into.add(one)
+        for other in map(Requirement, distribution(requirement.name).requires or []):
+            if other.marker is None or other.marker.evaluate({"extra": extra}):
+                brought(other, into)
+
+
+@pytest.mark.parametrize("name", ["explore", "gateway", "mcp"])
+def test_an_extra_brings_what_its_program_imports(name: str) -> None:
+    project = tomllib.loads((PLPY.parent / "pyproject.toml").read_text())["project"]
+    there: set[tuple[str, str]] = set()
+    try:
+        for wanted in (*project["dependencies"], *project["optional-dependencies"][name]):
+            brought(Requirement(wanted), there)
+    except PackageNotFoundError as error:
+        pytest.skip(f"it is not installed: {error}")
+    names = {one for one, _ in there}
+    others = [
+        module
+        for module, given in packages_distributions().items()
+        if module != "ml_rag" and not names & set(map(canonicalize_name, given))
+    ]
+    assert "numpy" in others
+    modules_after(REFUSE.format(refused=set(others), name=name).strip())
 
 
 def test_benchmarks_find_what_they_import() -> None:
