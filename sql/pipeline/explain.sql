@@ -12,8 +12,8 @@ $$;
 CREATE FUNCTION ml_rag._without_embedding(store ml_rag.store) RETURNS bigint
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: how many rows with a text a search by meaning cannot find, of those that the caller sees; null if
--- there can be none, or the call does not name the store and they cannot be counted: it was searched without
--- them  Reads: the store, as the caller
+-- there can be none, or if they cannot be counted and the call does not name the store
+-- Reads: the store, as the caller
 DECLARE
   _n bigint;
   _is_named boolean := store.found IS DISTINCT FROM 'trusted';

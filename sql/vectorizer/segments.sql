@@ -89,7 +89,8 @@ DECLARE
   _stale text;
   _missing text;
   _written CONSTANT text := CASE operation WHEN 'DELETE' THEN 'ml_rag_old' ELSE 'ml_rag_new' END;
-  -- where rows are as they are by now, n, and that one is the row o of the statement
+  -- the relation that has rows as they are by now, n, and the condition that n has the key of o, a row of the
+  -- statement
   _now text;
   _same text := ml_rag._same_key('n', _source.key, 'o', _source.key);
   _rows CONSTANT text := '(SELECT ($1).*) AS o, (SELECT ($2).*) AS n';

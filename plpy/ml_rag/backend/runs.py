@@ -314,7 +314,7 @@ class _Indexer:
 
 
 def _portions(fetch: Callable[[int], Sequence[Any]]) -> Iterator[list[Any]]:
-    """The rows (key, segment, text_hash) that ``fetch`` gives, given how many; as many at once as memory is for."""
+    """The rows (key, segment, text_hash) that ``fetch`` gives, given how many, in portions of bounded memory."""
     rows: list[Any] = []
     characters = 0
     while found := fetch(_ROWS):

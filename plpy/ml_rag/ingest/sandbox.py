@@ -63,7 +63,7 @@ class Limits:
 
     @property
     def values(self) -> int:
-        """Of a reply's JSON: some 10 are those of a segment. Nothing but values takes 30 times as much memory."""
+        """Of a reply's JSON: a segment has some 10. Parsing nothing but values takes 30 times their bytes."""
         return 64 * self.segments + 64 * 1024
 
 

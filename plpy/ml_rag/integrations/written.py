@@ -104,7 +104,7 @@ async def _written(address: str, completion: Mapping[str, Any], document: dict[s
 
 
 async def _lines(reply: httpx.Response) -> AsyncIterator[bytes]:
-    """The lines of a reply as they come, which are not unpacked. Raises EngineFailed where it is too long."""
+    """The lines of a reply as they come, not unpacked. Raises EngineFailed if it is too long."""
     begun: list[bytes] = []
     size = length = 0
     async for piece in reply.aiter_raw():
