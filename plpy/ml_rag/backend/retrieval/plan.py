@@ -17,8 +17,8 @@ Common table expressions, in the order of the pipeline; names are those of arms:
     hit             the cited rows with their texts
 
 Rows are known by store (its number) and row key (ctid), which hold within the snapshot of the statement. The texts of
-rows are read last, but for a search by meaning alone, whose few rows have been read anyway, and for views, foreign and
-partitioned tables, whose rows are known by what they hold.
+rows are read last, except for a search by meaning alone, whose few rows have been read anyway, and for views, foreign
+and partitioned tables, whose rows are known by what they hold.
 """
 
 from __future__ import annotations
@@ -98,8 +98,7 @@ class _Plan:
         nodes = ""
         if any(isinstance(search, Nodes) for search in searches):
             nodes = "node" if shape.returns_nodes else "segment"
-        has_tids = not has_given
-        has_tids = has_tids and all(source.store.is_table for source in sources)
+        has_tids = not has_given and all(source.store.is_table for source in sources)
         #: whether candidates carry their texts: few rows of one arm were read anyway
         self.is_early = (
             len(shape.arms) == 1
@@ -177,7 +176,7 @@ class _Plan:
         return [(i, source) for i, source in self._numbered() if source.searches[place - 1] is not None]
 
     def _of_documents(self) -> list[tuple[int, int]]:
-        """Arms and stores, by place and number, where the nodes are of whole documents."""
+        """Arms and stores, by place and number, whose nodes are of whole documents."""
         return [
             (place, i)
             for place in range(1, len(self.shape.arms) + 1)
@@ -241,7 +240,7 @@ class _Plan:
         )
 
     def _widened_stores(self) -> list[tuple[int, Source]]:
-        """Stores whose segments have neighbours, where these are wanted."""
+        """Stores whose segments have neighbours, if these are wanted."""
         return [
             (i, source)
             for i, source in self._numbered()
@@ -251,7 +250,7 @@ class _Plan:
         ]
 
     def _range(self) -> str:
-        """Gaps and islands: a row opens a new range where its neighbours do not touch those of the rows before it."""
+        """Gaps and islands: a row opens a new range if its neighbours do not touch those of the rows before it."""
         overlap = self.shape.overlap
         numbers = ", ".join(str(i) for i, _ in self._widened_stores())
         before = (
@@ -429,9 +428,9 @@ class _Plan:
         return f"{told},\n  json_build_array({', '.join(lists)})::text AS lists"
 
     def _checks(self) -> str:
-        """Of each arm in each store, by the order of arms: short where its index gave less than wanted; tied where more
-        rows than were fetched share the last place; missing where rows that were found elsewhere are missing, or do not
-        pass; else null."""
+        """Of each arm in each store, by the order of arms: short if its index gave less than wanted; tied if more rows
+        than were fetched share the last place; missing if rows that were found elsewhere are missing, or do not pass;
+        else null."""
         checks: list[str] = []
         for place, arm in enumerate(self.shape.arms, 1):
             by = "own" if arm.has_own_vector else "distance"
