@@ -139,6 +139,9 @@ BEGIN
       concat(_insert, ' ', _missing)]
     WHEN operation = 'KEY' THEN ARRAY[
       format('SELECT FROM %s AS s, %s WHERE %s FOR UPDATE OF s', _segments, _rows, _keys.old),
+      -- a statement within this one has made those of the new key
+      format('DELETE FROM %s AS s USING %s WHERE %s AND EXISTS (SELECT FROM %1$s AS s WHERE %4$s)', _segments,
+        _rows, _keys.old, _keys.new),
       format('UPDATE %s AS s SET %s, document_id = %s FROM %s WHERE %s', _segments, _keys.set,
         _keys.document_id, _rows, _keys.old)]
     WHEN operation = 'TRUNCATE' THEN ARRAY['TRUNCATE ' || _segments] END;

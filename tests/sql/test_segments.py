@@ -434,6 +434,8 @@ REDACT = "UPDATE public.notes SET body = replace(body, 'secret', 'x') WHERE body
         ("UPDATE", REDACT, "UPDATE notes SET body = 'a secret' WHERE id = 1"),
         ("UPDATE", f"{REDACT}; UPDATE public.notes SET id = id + 10", "UPDATE notes SET body = 'secret' WHERE id = 1"),
         ("UPDATE", "DELETE FROM public.notes WHERE id = 1", "UPDATE notes SET body = 'secret' WHERE id < 3"),
+        ("UPDATE", REDACT, "UPDATE notes SET id = id + 10, body = 'a secret' WHERE id < 3"),
+        ("UPDATE", "UPDATE public.notes SET title = 'x', body = 'y'", "UPDATE notes SET id = id + 10"),
         (
             "DELETE", "INSERT INTO public.notes VALUES (1, 'again', 'hat') ON CONFLICT DO NOTHING",
             "DELETE FROM notes WHERE id < 3",
