@@ -127,9 +127,7 @@ BEGIN
     _written, _now, _same, _segments, _keys.new);
   RETURN CASE
     WHEN operation = 'ALL' THEN ARRAY[format('%s FROM %s AS n', _insert, ml_rag._full_name(relation))]
-    -- what is there goes, or stays, with the row that had the key before
-    WHEN operation = 'INSERT' THEN ARRAY[concat(_insert, ' ', _missing)]
-    WHEN operation IN ('UPDATE', 'DELETE') THEN ARRAY[
+    WHEN operation IN ('INSERT', 'UPDATE', 'DELETE') THEN ARRAY[
       format('WITH locked AS MATERIALIZED (SELECT FROM %s AS s, %s OR %s) FOR UPDATE OF s)'
         ' SELECT FROM locked UNION ALL SELECT %s', _segments, _stale, _other_name, _missing),
       format('DELETE FROM %s AS s USING %s)', _segments, _stale),

@@ -462,6 +462,15 @@ def test_what_a_trigger_of_the_table_does_to_a_row_again_is_followed(
     )
 
 
+def test_segments_of_a_row_that_went_with_triggers_off_go_when_another_takes_its_key(notes: Connection) -> None:
+    notes.execute(
+        "SET session_replication_role = replica; DELETE FROM notes WHERE id = 1; RESET session_replication_role"
+    )
+    notes.execute("INSERT INTO notes VALUES (1, 'one', 'a hat')")
+    run(notes, "notes")
+    assert_segments_in_step(notes, "notes")
+
+
 @pytest.mark.parametrize(
     "change",
     [
