@@ -30,6 +30,7 @@ CASES = {
     "[4]": "",
     "Paris.\n[4]\nRome.": "Paris.\nRome.",
     "Paris.\n\n  [4]": "Paris.\n",
+    "x =\n[4]": "x =",
     "Paris [1].\n\n[1]: a.pdf\n[4]: b.pdf": "Paris [1].\n\n[1]: a.pdf\nb.pdf",
     "- [4] Paris": "- Paris",
     "Paris ([4]) is large ( [1] ).": "Paris is large ( [1] ).",

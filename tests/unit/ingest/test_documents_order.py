@@ -119,7 +119,7 @@ def test_closing_the_application_ends_the_children(server: Server, tmp_path: Pat
     other = Server(tmp_path)
     other.start()
     assert lines(other.post([("a", b"!facts")]))
-    children = [child.process for child in other.sandbox._idle.queue]
+    children = [child.process for child in other.sandbox._idle]
     assert children
     other.stop()
     assert [child.wait(5) is not None for child in children] == [True] * len(children)

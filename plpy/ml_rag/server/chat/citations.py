@@ -34,10 +34,10 @@ _LONGEST_BARE = 3  # digits
 _BEHIND = 80  # characters that are looked at before a bracket
 #: the end of what is before a bracket that belongs to a program: a_b, a.b, a->b, $a, a single small letter, f(…)
 _INDEXED = re.compile(
-    r"(?:\w*[_$][\w$]*|\w+(?:\.|->|::)\w+|(?<![\w'’])[a-z]|[A-Za-z_]\w*\([^()\n]*\)|[A-Za-z_]\w*\[[^\[\]\n]*\])$",
+    r"(?:\w*[_$][\w$]*|\w+(?:\.|->|::)\w+|(?<![\w'’])[a-z]|[A-Za-z_]\w*\([^()\n]*\)|[A-Za-z_]\w*\[[^\[\]\n]*\])\Z",
     re.ASCII,
 )
-_LITERAL = re.compile(rf"(?:={_S}|\w\()$")
+_LITERAL = re.compile(rf"(?:={_S}|\w\()\Z")
 #: what follows an index, a literal or a link
 _CODE_GOES_ON = re.compile(rf"{_S}(?:[-+*/%|&]?=|\+\+|--)|\.[a-z_]|\([^()\s]*\)|\[(?!{_S}\d)")
 _STATEMENT_ENDS = re.compile(r";[ \t]*(?:\n|\Z)")
