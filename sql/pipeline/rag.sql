@@ -389,8 +389,9 @@ finish_reason (stop or length), null where no model was asked. With "query_optio
 "query": what was searched
 with; with "partial", a key "missing_shards" where some did not answer.
 Errors: 22023 bad option; 22000 different dimensions; P0002 no vector store, or, if "abstain" is false or with
-"skip_generate", nothing found or nothing within the threshold; 42501; 55000 model not available; 08006 model
-server or shard; 53300 its queue is full; 57014 cancelled; 38000 the model failed.$$;
+"skip_generate", nothing found or nothing within the threshold; 42501; 54000 a question of more than 1000000
+bytes, or more than one statement takes; 55000 model not available; 08006 model server or shard; 53300 its
+queue is full; 57014 cancelled; 38000 the model failed.$$;
 
 CREATE FUNCTION ml_rag._answer_to_stream(query text, options jsonb DEFAULT NULL) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
