@@ -8,6 +8,9 @@ _WORD = re.compile(r"[A-Za-z_\x80-\U0010ffff][\w$\x80-\U0010ffff]*", re.ASCII)
 #: from each quotation mark, whichever of them opens a name; longer ones than 63 bytes are cut off
 _QUOTED = re.compile(r'(?="((?:[^"]|""){1,130}))')
 _OPERATOR = re.compile(r"[-+*/<>=~!@#%^&|`?]+")
+#: those that PostgreSQL looks up, as it does written ones, for LIKE, ILIKE, SIMILAR TO, IN, BETWEEN, CASE, NULLIF,
+#: IS DISTINCT FROM, USING, NATURAL and !=
+_IMPLIED = ("~~", "!~~", "~~*", "!~~*", "~", "!~", "=", "<>", "<", "<=", ">", ">=")
 #: PostgreSQL's operators have at most 63 characters; a longer run of signs is a line in a comment
 _MAX_OPERATOR = 63
 
@@ -27,8 +30,8 @@ _LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 
 
 def operators_in(statement: str) -> list[str]:
-    """Each part of a run of signs, since a comment or another operator can follow at once."""
-    found: set[str] = set()
+    """Each part of a run of signs, since a comment or another operator can follow at once; and those of words."""
+    found = set(_IMPLIED)
     for run in set(_OPERATOR.findall(statement)):
         for start in range(len(run)):
             found.update(run[start:end] for end in range(start + 1, min(len(run), start + _MAX_OPERATOR) + 1))
