@@ -46,11 +46,11 @@ BEGIN
       FROM ml_rag._askable_tables(ml_rag._texts(_options -> 'schemas'),
                                                                              ml_rag._named_tables(_options ->
                                                                                'tables')) AS t),
-    -- where operators of types of extensions are
+    -- where operators of types of extensions are; in a schema of somebody else's every name could be taken
     'extension_schemas', ARRAY(SELECT DISTINCT n.nspname::text
                                FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace
                                WHERE e.extname <> 'ml_rag' AND n.nspname <> 'pg_catalog'
-                                 AND has_schema_privilege(n.oid, 'USAGE')
+                                 AND has_schema_privilege(n.oid, 'USAGE') AND ml_rag._trusts(n.nspowner)
                                ORDER BY 1))));
   IF (_answer -> 'has_more')::boolean THEN
     RAISE WARNING USING ERRCODE = '01000',
