@@ -437,6 +437,24 @@ def test_nodes_of_a_former_text_are_not_found(store: Connection) -> None:
     assert found(store, "kind", WORDS) == [(2, 1)]
 
 
+def test_nodes_of_what_has_no_text_any_more_are_taken_away(store: Connection) -> None:
+    """A blank text has none; a document has them at its first segment, which is another one after a change."""
+    store.execute(SYNONYMS)
+    create(store, "sentences", transform="sentence")
+    create(store, "synonyms", transform="public.synonyms", merge=True)
+    create(store, "documents", transform="paragraph", parent="document")
+    create(store, "parts", transform="sentence", parent="documents")
+    store.execute("UPDATE docs SET segment_number = 3 WHERE (document_id, segment_number) = (1, 1)")
+    store.execute("UPDATE docs SET segment = ' ' WHERE segment_number = 3")
+    assert refresh(store)["parents"] == 2
+    left = {(1, 2): SENTENCES[1, 2], (2, 1): SENTENCES[2, 1]}
+    assert nodes(store, "sentences") == nodes(store, "parts") == left
+    assert nodes(store, "documents") == {key: [TEXTS[key]] for key in left}
+    for arm in (WORDS, {"search": "keyword"}, {**WORDS, "in": "parts"}):
+        assert found(store, "herons ardea", arm) == []
+    assert refresh(store)["parents"] == 0
+
+
 def test_batches_commit_and_a_cancelled_call_goes_on(db: Database, store: Connection, models: ModelsServer) -> None:
     texts = {(d, 1): f"One {d} heron. Two {d} grebes." for d in range(10, 20)}
     insert(store, "docs", rows(texts))

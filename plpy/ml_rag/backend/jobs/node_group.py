@@ -19,15 +19,18 @@ _BEGIN = {
 }
 #: texts of a batch: fewer where a model is asked about each
 _SIZE, _SIZE_ASKED = 100, 8
+#: keys without a text whose nodes are taken away at once
+_SIZE_GONE = 10_000
 
 
-#: a node group as it is filled; pending, key_text, merged: SQL
+#: a node group as it is filled; pending, gone, key_text, merged: SQL
 _FACTS = """
 SELECT json_build_object('relation', r.relation::oid::bigint, 'name', ml_rag._relation_name(r.relation),
   'store', ml_rag._relation_name(r.store),
   'options', r.options, 'key', r.key, 'store_key', r.store_key, 'key_types', r.key_types,
   'asks_model', ml_rag._asks_model(r.options ->> 'transform'), 'pending', ml_rag._pending_nodes(r),
-  'key_text', ml_rag._key_text('s', r.store_key), 'merged', ml_rag._merged_nodes(($1 ->> 'store')::oid))
+  'gone', ml_rag._gone_nodes(r), 'key_text', ml_rag._key_text('s', r.store_key),
+  'merged', ml_rag._merged_nodes(($1 ->> 'store')::oid))
 FROM ml_rag._look_up(($1 ->> 'store')::oid, $1 ->> 'name', ($1 ->> 'retries')::boolean) AS r
 """
 
@@ -45,7 +48,9 @@ class NodeGroups(Derived):
         self._nodes = 0
         #: what _FACTS has of the group that is being filled; None: the next one is to be begun
         self._group: Any = None
+        #: the last key that was read, and the last of those that have no text any more
         self._after: str | None = None
+        self._after_gone: str | None = None
 
     def begin(self) -> Steps[None]:
         #: names, batch_size; or counted, where that is all
@@ -115,8 +120,25 @@ class NodeGroups(Derived):
         if parents:
             self._after = parents[-1]["key"]
             return {"parents": parents}
+        if gone := (yield from self._read_gone()):
+            return {"parents": gone}
         yield from self._end_group()
         return {}
+
+    def _read_gone(self) -> Steps[list[dict[str, Any]] | None]:
+        """Keys that have nodes and no text any more: it is blank, or its document begins with another segment."""
+        group = self._group
+        columns = ", ".join(f"h.{identifier(name)}" for name in group["key"])
+        values = ", ".join(f"(($1 ->> 'after')::text[])[{i}]::{name}" for i, name in enumerate(group["key_types"], 1))
+        after = "" if self._after_gone is None else f" AND ({columns}) > ({values})"
+        gone: list[dict[str, Any]] | None = yield from run(
+            f"SELECT json_agg(p ORDER BY p.place) FROM (SELECT g.key, row_number() OVER (ORDER BY {columns}) AS place"
+            f" {group['gone']}{after} ORDER BY place LIMIT {_SIZE_GONE}) AS p",
+            after=self._after_gone,
+        )
+        if gone:
+            self._after_gone = gone[-1]["key"]
+        return gone
 
     def _look_up(self) -> Steps[None]:
         self._group = yield from run(
@@ -125,7 +147,7 @@ class NodeGroups(Derived):
 
     def _begin_group(self) -> Steps[None]:
         yield from self._look_up()
-        self._after = None
+        self._after = self._after_gone = None
         yield from call("_grant_readers(oid, oid)", self._store, self._group["relation"])
         waiting = yield from run(f"SELECT to_json(count(*)) {self._group['pending']}")
         self.total = (self.total or 0) + waiting
@@ -144,6 +166,8 @@ class NodeGroups(Derived):
         group = self._group
         rows: list[dict[str, Any]] = []
         for parent in batch["parents"]:
+            if "texts" not in parent:
+                continue
             state = {"key": parent["key"], "hash": parent["hash"], "number": 0, "members": parent["members"]}
             rows.append(state)
             for place, text in enumerate(parent["texts"], 1):
@@ -226,7 +250,7 @@ class NodeGroups(Derived):
                 keys=keys,
             )
         self.failed += sum(1 for row in made if row.get("error"))
-        self.done += len(keys)
+        self.done += sum(1 for row in made if not row["number"])
         self._nodes += written
 
     def end(self) -> Steps[dict[str, Any]]:
