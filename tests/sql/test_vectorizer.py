@@ -404,6 +404,22 @@ def test_a_run_that_is_ended_leaves_nothing_behind(
     assert_in_step(items)
 
 
+def test_a_run_that_is_cancelled_while_it_commits_leaves_nothing_behind(items: Connection) -> None:
+    """PostgreSQL ends the statement after the commit: between two steps, where no handler is."""
+    items.execute("INSERT INTO items SELECT i, 'name ' || i FROM generate_series(10, 19) AS i")
+    items.execute(
+        "CREATE FUNCTION cancel() RETURNS trigger LANGUAGE plpython3u"
+        " AS 'import os, signal; os.kill(os.getpid(), signal.SIGINT)';"
+        "CREATE CONSTRAINT TRIGGER cancel AFTER UPDATE ON items DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW WHEN (NEW.id = 10) EXECUTE FUNCTION cancel()"
+    )
+    with error("57014", ours=False):
+        run(items, batch_size=4)
+    assert pending(items) == 6
+    assert items.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
+    assert run(items)["embedded"] == 6
+
+
 def test_texts_that_the_model_cuts_are_told_and_counted(owner: Connection) -> None:
     """fake-embed takes in 256 words."""
 

@@ -174,6 +174,8 @@ def commit(plpy: Any) -> bool:
         plpy.commit()
     except plpy.spiexceptions.InvalidTransactionTermination:
         return False
+    # a cancel that came meanwhile fails the job, which gives back what it holds; nothing sees one between two steps
+    _interrupt(plpy)
     return True
 
 
