@@ -91,7 +91,7 @@ class Verified:
         self._again = _LONGEST_LINE
 
     def takes_long(self, piece: str = "") -> bool:
-        """Whether going on with it can take so long that it is no work for an event loop."""
+        """Whether to continue takes too long for an event loop."""
         return len(self._text) + len(piece) > _LONGEST_LINE
 
     def add(self, piece: str) -> str:
