@@ -242,11 +242,17 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._settle_keywords() RETURNS trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+-- each row is looked up by its key: what was deleted is still in the table
+SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 -- purpose: what is owed when a transaction ends has changed with triggers off: what the index has of those
 -- keys from before goes; of all of them at once
 -- Writes: ml_rag_internal.keyword_row, keyword_gone, keyword_owed
 BEGIN
+  IF NOT EXISTS (
+    SELECT FROM ml_rag_internal.keyword_owed AS w WHERE w.store = NEW.store AND w.key = NEW.key) THEN
+    RETURN NULL;
+  END IF;
   WITH owed AS (
     DELETE FROM ml_rag_internal.keyword_owed AS w RETURNING w.store, w.key
   ), gone AS (
