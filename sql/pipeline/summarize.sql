@@ -72,7 +72,7 @@ BEGIN
       PERFORM ml_rag._hold(ml_rag._parts(_store.relation)) WHERE _store.found = 'trusted';
       -- no shard comes or goes from here on
       PERFORM ml_rag._hold(ARRAY[c.oid]) FROM pg_class AS c
-      WHERE c.oid = _store.relation AND c.relkind = 'p' AND _store.found <> 'trusted';
+      WHERE c.oid = _store.relation AND c.relkind = 'p' AND _store.found IS DISTINCT FROM 'trusted';
       PERFORM ml_rag._warn_of_unknown_keys(_store, request.options -> 'filters');
       hits := hits || ml_rag._segments_of(_store, request.options, _most, _longest);
       PERFORM set_config('lock_timeout', _former_wait, true) WHERE _former_wait IS NOT NULL;

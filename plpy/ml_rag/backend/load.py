@@ -39,7 +39,7 @@ NOT_ACCEPTED = "document format is not accepted"
 
 #: a segment of a function is looked for so many characters behind the one before, for the page that it is of
 _PAGE_WINDOW = 100_000
-#: characters of a name that the model server is told
+#: the longest name that is sent to the model server, in characters
 _SENT_NAME = 255
 
 
