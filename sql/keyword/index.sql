@@ -146,13 +146,13 @@ BEGIN
   IF TG_OP <> 'INSERT' THEN
     EXECUTE format($sql$
       WITH former AS MATERIALIZED (
-        SELECT o.key, o.text_hash, min(r.ctid) AS place
+        -- one by one: before it has statistics of the table, the planner would read all of its rows
+        SELECT o.key, o.text_hash, (
+          SELECT min(r.ctid) FROM ml_rag_internal.keyword_row AS r
+          WHERE r.store = $1 AND r.key = o.key AND r.text_hash = o.text_hash) AS place
         FROM (
-          SELECT o.key, hashtextextended(o.segment, 0) AS text_hash FROM (%s) AS o (key, segment)
+          SELECT DISTINCT o.key, hashtextextended(o.segment, 0) AS text_hash FROM (%s) AS o (key, segment)
           WHERE o.segment IS NOT NULL) AS o
-        LEFT JOIN ml_rag_internal.keyword_row AS r
-          ON r.store = $1 AND r.key = o.key AND r.text_hash = o.text_hash
-        GROUP BY o.key, o.text_hash
       ), gone AS (
         DELETE FROM ml_rag_internal.keyword_row AS r WHERE r.ctid = ANY (ARRAY(
           SELECT f.place FROM former AS f WHERE f.place IS NOT NULL))

@@ -21,16 +21,16 @@ CREATE TABLE ml_rag_internal.keyword_store (
 );
 CREATE SEQUENCE ml_rag_internal.keyword_number;
 CREATE TABLE ml_rag_internal.keyword_row (
-  id     bigint NOT NULL,
+  id     bigint PRIMARY KEY,
   store  regclass NOT NULL,
   length integer NOT NULL,                  -- tokens
   -- of the row of the store: a text[], as text, which compares faster
   key    text COLLATE "C" NOT NULL,
   tokens jsonb,                             -- token: how often; kept where statistics are of the visible rows
-  text_hash bigint NOT NULL,                -- of the text, which tells the rows of a key apart
-  PRIMARY KEY (store, id)
+  text_hash bigint NOT NULL                 -- of the text, which tells the rows of a key apart
 );
--- with the number, so that rows are looked up in it alone
+-- the only index that begins with the table, so that no plan looks up its rows by less than the key; with the
+-- number, so that they are looked up in it alone
 CREATE INDEX ON ml_rag_internal.keyword_row (store, key) INCLUDE (id);
 CREATE TABLE ml_rag_internal.keyword_new (
   store  regclass NOT NULL,

@@ -242,6 +242,25 @@ def test_an_update_of_other_columns_costs_a_part_of_one_of_the_text(owner: Conne
     assert 4 * seconds("metadata = '{}'") < seconds("segment = md5(random()::text)")
 
 
+@pytest.mark.parametrize("change", ["UPDATE docs SET segment = 'hen'", "DELETE FROM docs"])
+def test_a_row_is_found_by_its_key_before_there_are_statistics(owner: Connection, change: str) -> None:
+    """Statistics of the other tables alone say that this one has one row in the index."""
+    owner.execute("CREATE TABLE other (id integer PRIMARY KEY, segment text)")
+    enable(owner, "other")
+    owner.execute("INSERT INTO other SELECT i, 'fox ' || i FROM generate_series(1, 5000) AS i")
+    owner.execute("ANALYZE ml_rag_internal.keyword_row")
+    keyword_store(owner, [])
+    owner.execute(f"{INSERT} SELECT 'd', '{{}}', i, 1, 'fox ' || i FROM generate_series(1, 5000) AS i")
+    owner.execute("BEGIN")
+    owner.execute(f"{change} WHERE document_id = 9")
+    read = owner.execute(
+        "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_all_tables WHERE relname = 'keyword_row'"
+    ).fetchone()
+    owner.execute("COMMIT")
+    assert read is not None
+    assert 0 < read[0] < 10
+
+
 def test_keys_that_change_places_in_one_statement(owner: Connection) -> None:
     owner.execute(f"CREATE TABLE docs ({COLUMNS.format(type='vector(3)')})".replace(
         "PRIMARY KEY (document_id, segment_number)", "UNIQUE (document_id, segment_number)"))  # fmt: skip
