@@ -34,7 +34,8 @@ $$;
 
 CREATE FUNCTION ml_rag._node_sources(run ml_rag._node_fill) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: SQL of what a node group is made of: the columns of its key, hash, members, texts, around
+-- purpose: SQL of what a node group is made of: the columns of its key, hash, members, texts, around, and
+-- document of whole documents
 -- Reads: the catalog
 DECLARE
   _store text := ml_rag._relation_name(run.store);
@@ -64,8 +65,8 @@ BEGIN
         (SELECT string_agg(format('d.%I', k), ', ') FROM unnest(run.store_key) AS k)),
       _store, run.document, ml_rag._key_text('d', run.store_key));
   WHEN 'document' THEN
-    RETURN format('SELECT %s, d.hash, d.members, ARRAY[d.text] AS texts, ''{}''::jsonb AS around'
-      ' FROM (SELECT array_agg(%s ORDER BY %s) AS members,'
+    RETURN format('SELECT %s, d.hash, d.members, ARRAY[d.text] AS texts, ''{}''::jsonb AS around, d.document'
+      ' FROM (SELECT array_agg(%s ORDER BY %s) AS members, t.%5$I AS document,'
       ' hashtextextended(string_agg(t.segment, E''\n\n'' ORDER BY %3$s) COLLATE "C", 0) AS hash,'
       ' string_agg(t.segment, E''\n\n'' ORDER BY %3$s) AS text'
       ' FROM %s AS t WHERE t.segment ~ ''[^[:space:]]'' GROUP BY t.%I) AS d',
@@ -90,9 +91,10 @@ $$;
 CREATE FUNCTION ml_rag._pending_nodes(run ml_rag._node_fill) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: SQL of the parents whose nodes are not there, are of another text, or failed and are to be tried
--- again
+-- again. Each is looked up: joined as a whole, the nodes that are there would be read again for each batch.
 BEGIN
-  RETURN format('FROM (%s) AS s LEFT JOIN %s AS h ON %s AND h.node_number = 0'
+  RETURN format('FROM (%s) AS s LEFT JOIN LATERAL (SELECT * FROM %s AS h WHERE %s AND h.node_number = 0'
+    ' OFFSET 0) AS h ON true'
     ' WHERE (h.text_hash IS NULL OR h.text_hash <> s.hash OR h.members IS DISTINCT FROM s.members OR h.error '
     'IS NOT NULL AND %s)', ml_rag._node_sources(run), ml_rag._relation_name(run.relation),
     ml_rag._same_key('h', run.key, 's', run.store_key),

@@ -478,6 +478,28 @@ def test_batches_commit_and_a_cancelled_call_goes_on(db: Database, store: Connec
     assert status(store) == (27, 0, 0)
 
 
+@pytest.mark.parametrize("parent", ["segment", "document"])
+def test_each_text_is_read_a_few_times_in_however_many_batches(db: Database, owner: Connection, parent: str) -> None:
+    owner.execute(
+        "CREATE TABLE docs (document_id integer, segment_number integer, segment text,"
+        " PRIMARY KEY (document_id, segment_number));"
+        "INSERT INTO docs SELECT 1 + i / 2, i, repeat('heron ', 200) FROM generate_series(0, 3999) AS i; ANALYZE docs"
+    )
+    with db.connect(autocommit=True) as session:
+        session.execute("SET random_page_cost = 1")
+        given = {"transform": "sentence", "parent": parent, "embed": False, "keyword_search": False, "batch_size": 50}
+        create(session, "parts", **given)
+        pid = session.info.backend_pid
+    # what a session has read is in the statistics once it has ended
+    while owner.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchone():
+        time.sleep(0.01)
+    read = owner.execute(
+        "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relid = 'docs'::regclass"
+    ).fetchone()
+    assert read is not None
+    assert 4000 <= read[0] < 8 * 4000
+
+
 def test_a_node_that_fails_is_reported_and_does_not_stop_the_rest(store: Connection, models: ModelsServer) -> None:
     insert(store, "docs", [("d3", 3, 1, "Fine. Has !nan within.", fake_embedding("fine"))])
     result = create(store, "sentences", transform="sentence")

@@ -23,15 +23,23 @@ _SIZE, _SIZE_ASKED = 100, 8
 _SIZE_GONE = 10_000
 
 
-#: a node group as it is filled; pending, gone, key_text, merged: SQL
+#: a node group as it is filled; pending, gone, key_text, merged: SQL. place: the columns by which parents are read:
+#: that of the documents, if it has no nulls, so that a batch does not put together the documents after it
 _FACTS = """
 SELECT json_build_object('relation', r.relation::oid::bigint, 'name', ml_rag._relation_name(r.relation),
   'store', ml_rag._relation_name(r.store),
   'options', r.options, 'key', r.key, 'store_key', r.store_key, 'key_types', r.key_types,
   'asks_model', ml_rag._asks_model(r.options ->> 'transform'), 'pending', ml_rag._pending_nodes(r),
   'gone', ml_rag._gone_nodes(r), 'key_text', ml_rag._key_text('s', r.store_key),
-  'merged', ml_rag._merged_nodes(($1 ->> 'store')::oid))
+  'merged', ml_rag._merged_nodes(($1 ->> 'store')::oid), 'place', p.names, 'place_text', ml_rag._key_text('s', p.names),
+  'place_types', p.types)
 FROM ml_rag._look_up(($1 ->> 'store')::oid, $1 ->> 'name', ($1 ->> 'retries')::boolean) AS r
+LEFT JOIN pg_attribute AS a ON a.attrelid = r.store AND a.attname = r.document AND a.attnotnull
+  AND r.options ->> 'parent' = 'document'
+CROSS JOIN LATERAL (
+  SELECT CASE WHEN a.attnum IS NULL THEN r.store_key ELSE '{document}' END,
+    CASE WHEN a.attnum IS NULL THEN r.key_types ELSE ARRAY[format_type(a.atttypid, a.atttypmod)] END
+) AS p (names, types)
 """
 
 
@@ -48,7 +56,7 @@ class NodeGroups(Derived):
         self._nodes = 0
         #: what _FACTS has of the group that is being filled; None: the next one is to be begun
         self._group: Any = None
-        #: the last key that was read, and the last of those that have no text any more
+        #: place of the last parent that was read, and the last key of those that have no text any more
         self._after: str | None = None
         self._after_gone: str | None = None
 
@@ -108,17 +116,19 @@ class NodeGroups(Derived):
             yield from self._begin_group()
             return {}
         group = self._group
-        columns = ", ".join(f"s.{identifier(name)}" for name in group["store_key"])
-        values = ", ".join(f"(($1 ->> 'after')::text[])[{i}]::{name}" for i, name in enumerate(group["key_types"], 1))
+        columns = ", ".join(f"s.{identifier(name)}" for name in group["place"])
+        values = ", ".join(f"(($1 ->> 'after')::text[])[{i}]::{name}" for i, name in enumerate(group["place_types"], 1))
         after = "" if self._after is None else f" AND ({columns}) > ({values})"
+        # numbered once there are no more than wanted: a number of each that is pending takes sorting them all
         parents = yield from run(
-            f"SELECT json_agg(p ORDER BY p.place) FROM (SELECT {group['key_text']} AS key, s.hash::text, s.members,"
-            f" s.texts, s.around, row_number() OVER (ORDER BY {columns}) AS place {group['pending']}{after}"
-            f" ORDER BY place LIMIT ($1 ->> 'size')::integer) AS p",
+            f"SELECT json_agg(p ORDER BY p.n) FROM (SELECT q.*, row_number() OVER () AS n"
+            f" FROM (SELECT {group['key_text']} AS key, {group['place_text']} AS place, s.hash::text, s.members,"
+            f" s.texts, s.around {group['pending']}{after}"
+            f" ORDER BY {columns} LIMIT ($1 ->> 'size')::integer) AS q) AS p",
             after=self._after, size=self._given.get("batch_size") or (_SIZE_ASKED if group["asks_model"] else _SIZE),
         )  # fmt: skip
         if parents:
-            self._after = parents[-1]["key"]
+            self._after = parents[-1]["place"]
             return {"parents": parents}
         if gone := (yield from self._read_gone()):
             return {"parents": gone}
