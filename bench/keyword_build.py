@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import statistics
 import threading
 import time
@@ -26,7 +25,7 @@ from rich.console import Console
 
 from bench import corpus
 from bench.common import own_database, print_table
-from bench.measure import Figure
+from bench.measure import Figure, own_megabytes
 
 COLUMNS = (
     "document_name text NOT NULL, document_id bigint, segment_number integer, segment text NOT NULL,"
@@ -65,9 +64,7 @@ class _Server:
 
         def look() -> None:
             while not done.wait(0.05):
-                status = Path(f"/proc/{self.backend}/status").read_text()
-                if own := re.search(r"^RssAnon:\s+(\d+) kB", status, re.M):
-                    found[0] = max(found[0], int(own[1]) / 1024)
+                found[0] = max(found[0], own_megabytes(self.backend))
 
         thread = threading.Thread(target=look)
         thread.start()

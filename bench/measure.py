@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,12 @@ class Figure:
     @property
     def ratio(self) -> float | None:
         return self.value / self.floor if self.floor else None
+
+
+def own_megabytes(pid: int) -> float:
+    """Memory of a process's own: without shared buffers, and files that are mapped, such as libraries."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) / 1024
 
 
 def milliseconds(call: Callable[[], object]) -> float:

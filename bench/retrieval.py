@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
-import re
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import psycopg
@@ -18,7 +16,7 @@ from pgvector import Vector
 from pgvector.psycopg import register_vector
 from psycopg.types.json import Jsonb
 
-from bench.measure import Figure, in_turn, medians, milliseconds
+from bench.measure import Figure, in_turn, medians, milliseconds, own_megabytes
 
 ROWS, DIMENSIONS = 100_000, 384
 MODEL = "all_minilm_l6_v2"
@@ -147,12 +145,6 @@ def warm_calls(dsn: str, address: str) -> list[Figure]:
     ]  # fmt: skip
 
 
-def _private_megabytes(pid: int) -> float:
-    """Anonymous and file-mapped resident memory; shared buffers belong to nobody."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return sum(int(re.search(rf"^{key}:\s+(\d+)", status, re.M)[1]) for key in ("RssAnon", "RssFile")) / 1024  # type: ignore[index]
-
-
 def backend_memory(dsn: str) -> Figure:
     options = json.dumps({"skip_generate": True, "vector_store": ["bench_store"]})
     with connected(dsn) as connection:
@@ -161,10 +153,10 @@ def backend_memory(dsn: str) -> Figure:
         for i in range(1, 1001):
             connection.execute("CALL ml_rag(%s, %s::jsonb)", (QUESTIONS[i % len(QUESTIONS)], options)).fetchone()
             if i in (100, 1000):
-                seen[i] = _private_megabytes(pid)
+                seen[i] = own_megabytes(pid)
     return Figure(
-        "memory of a backend after 100 calls (floor: after 1 000)", "MB", seen[100], "the same after 1 000 calls",
-        seen[1000], "≤ 60 MB, not growing", seen[100] <= 60 and seen[1000] <= seen[100] + 1,
+        "own memory of a backend after 100 calls", "MB", seen[100], "the same after 1 000 calls",
+        seen[1000], "≤ 18 MB, not growing", seen[100] <= 18 and seen[1000] <= seen[100] + 1,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import psycopg
 
 from bench import corpus
-from bench.measure import in_turn
+from bench.measure import in_turn, own_megabytes
 from support.private_cluster import private_cluster
 from support.servers import running_server
 from support.shards import Shard, attach, shards
@@ -40,12 +40,6 @@ def fill(connection: psycopg.Connection, rows: int, vectors: np.ndarray) -> None
     with connection.cursor().copy(f"COPY one ({COLUMNS}) FROM STDIN") as copy:
         for i, text in enumerate(corpus.segments(rows)):
             copy.write_row((f"document {i // 10}", "{}", i // 10, i % 10, text, str(vectors[i].tolist())))
-
-
-def memory(pid: int) -> int:
-    """kB of a backend's own."""
-    smaps = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return sum(int(line.split()[1]) for line in smaps.splitlines() if line.startswith("Private"))
 
 
 def main(rows: int) -> None:
@@ -138,13 +132,15 @@ def measure(asker: psycopg.Connection, found: list[Shard], vectors: np.ndarray) 
             f"  shards {p50['shards']:7.2f} ({p50['shards'] / p50['one']:.2f} x)  same answers {same} of 20",
             flush=True,
         )
-    print(f"backend here {memory(asker.info.backend_pid)} kB of its own")
+    print(f"backend here {own_megabytes(asker.info.backend_pid):.1f} MB of its own")
     for shard in found:
         with shard.connect() as other:
             pids = other.execute(
                 "SELECT pid FROM pg_stat_activity WHERE application_name = 'postgres_fdw' AND pid <> pg_backend_pid()"
             ).fetchall()
-        print(shard.server, len(pids), "connections", [memory(pid) for (pid,) in pids], "kB of their own")
+        print(
+            shard.server, len(pids), "connections", [round(own_megabytes(pid), 1) for (pid,) in pids], "MB of their own"
+        )
     print(subprocess.run(["uptime"], capture_output=True, text=True, check=True).stdout.strip())
 
 

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from bench import search
 from bench.common import machine
+from bench.measure import own_megabytes
 
 FILTER = {"lt": 10}
 #: sessions of which the first calls are timed
@@ -94,9 +95,7 @@ def _first(dsn: str) -> tuple[float, float]:
             began = time.perf_counter()
             calls.search(i, keyword_search=True)
             wall.append(1000 * (time.perf_counter() - began))
-            # not what of shared buffers no other process has touched
-            status = Path(f"/proc/{connection.info.backend_pid}/status").read_text()
-            memory.append(int(status.partition("RssAnon:")[2].split()[0]) / 1024)
+            memory.append(own_megabytes(connection.info.backend_pid))
     return statistics.median(wall), statistics.median(memory)
 
 

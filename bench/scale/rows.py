@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 
+from bench.measure import own_megabytes
 from bench.retrieval import EmbeddingCall
 from bench.scale.setting import (
     BLOCK,
@@ -23,7 +24,6 @@ from bench.scale.setting import (
     create_store,
     medians,
     options_of,
-    own_memory,
     questions,
     seconds,
     value,
@@ -113,7 +113,10 @@ def _one(setting: Setting, owner: psycopg.Connection[Any], size: int, kind: str)
             setting.rounds,
         )
         row |= {f"{name} ms": milliseconds for name, milliseconds in times.items()}
-        row["backend MB"], row["bare backend MB"] = own_memory(ours), own_memory(plain)
+        row["backend MB"], row["bare backend MB"] = (
+            own_megabytes(ours.info.backend_pid),
+            own_megabytes(plain.info.backend_pid),
+        )
         some = asked[:20]
         exact = [_names(owner.execute(_exact(question)).fetchall()) for question in some]
         row["bare recall"] = recall(owner, [_names(knn(question)) for question in some], exact)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import statistics
 import tempfile
 import time
@@ -218,14 +217,6 @@ def value(connection: psycopg.Connection[Any], statement: str) -> Any:
     row = connection.execute(statement).fetchone()
     assert row is not None
     return float(row[0]) if isinstance(row[0], Decimal) else row[0]
-
-
-def own_memory(connection: psycopg.Connection[Any]) -> float:
-    """Megabytes of a backend's own."""
-    status = Path(f"/proc/{connection.info.backend_pid}/status").read_text()
-    found = re.search(r"^RssAnon:\s+(\d+) kB", status, re.M)
-    assert found is not None
-    return int(found[1]) / 1024
 
 
 def medians(calls: dict[str, Callable[[int], object]], rounds: int) -> dict[str, float]:

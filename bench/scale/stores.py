@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import psycopg
 
+from bench.measure import own_megabytes
 from bench.scale.setting import (
     Row,
     Setting,
@@ -19,7 +20,6 @@ from bench.scale.setting import (
     create_store,
     medians,
     options_of,
-    own_memory,
     questions,
     seconds,
     value,
@@ -105,6 +105,6 @@ def _one(setting: Setting, stores: int) -> Row:
             "first s": first,
             **{f"{name} ms": milliseconds for name, milliseconds in times.items()},
             "locks": locks,
-            "backend MB": own_memory(ours),
-            "bare backend MB": own_memory(plain),
+            "backend MB": own_megabytes(ours.info.backend_pid),
+            "bare backend MB": own_megabytes(plain.info.backend_pid),
         }

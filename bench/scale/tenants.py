@@ -10,6 +10,7 @@ import numpy as np
 import psycopg
 from psycopg.types.json import Jsonb
 
+from bench.measure import own_megabytes
 from bench.scale.setting import (
     MODEL,
     Row,
@@ -23,7 +24,6 @@ from bench.scale.setting import (
     medians,
     options_of,
     own_database,
-    own_memory,
     questions,
     seconds,
     value,
@@ -147,7 +147,9 @@ def _searches(setting: Setting, owner: psycopg.Connection[Any], layout: str, ten
         )
         for i in range(len(order)):
             answer(ours, options(i))
-        return {f"{name} ms": found for name, found in times.items()} | {"backend MB": own_memory(ours)}
+        return {f"{name} ms": found for name, found in times.items()} | {
+            "backend MB": own_megabytes(ours.info.backend_pid)
+        }
 
 
 def _writes(owner: psycopg.Connection[Any], layout: str, tenants: int) -> Row:
