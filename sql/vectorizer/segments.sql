@@ -74,7 +74,9 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- can insert a key before the row that had it is taken away. Where row-level security hides rows of the
 -- source from its owner they are what the statement has made of them.
 -- A run may just put segments in the place of a row that waits: the first statement waits for its end, and
--- the next ones see what it has written. document_id is the key where that is one integer, else a hash of it.
+-- the next ones see what it has written. It also locks the segments that a new key has: above READ COMMITTED
+-- they can be of a row that another transaction has taken away meanwhile, and then the statement fails.
+-- document_id is the key where that is one integer, else a hash of it.
 DECLARE
   _table regclass := ml_rag._segment_table(relation, true);
   _segments text := ml_rag._full_name(_table);
@@ -128,15 +130,17 @@ BEGIN
   RETURN CASE
     WHEN operation = 'ALL' THEN ARRAY[format('%s FROM %s AS n', _insert, ml_rag._full_name(relation))]
     WHEN operation IN ('INSERT', 'UPDATE', 'DELETE') THEN ARRAY[
-      format('WITH locked AS MATERIALIZED (SELECT FROM %s AS s, %s OR %s) FOR UPDATE OF s)'
-        ' SELECT FROM locked UNION ALL SELECT %s', _segments, _stale, _other_name, _missing),
+      format('WITH locked AS MATERIALIZED (SELECT FROM %s AS s, %s OR %s OR %s) FOR UPDATE OF s)'
+        ' SELECT FROM locked UNION ALL SELECT %s', _segments, _stale, _other_name,
+        (operation = 'INSERT')::text, _missing),
       format('DELETE FROM %s AS s USING %s)', _segments, _stale),
       format('UPDATE %s AS s SET document_name = n.document_name, metadata = s.metadata || %s'
         ' FROM %s AS o JOIN %s AS n ON %s WHERE %s AND %s', _segments, _metadata, _written, _now, _same,
         _keys.new, _other_name),
       concat(_insert, ' ', _missing)]
     WHEN operation = 'KEY' THEN ARRAY[
-      format('SELECT FROM %s AS s, %s WHERE %s FOR UPDATE OF s', _segments, _rows, _keys.old),
+      format('SELECT FROM %s AS s, %s WHERE %s OR %s FOR UPDATE OF s', _segments, _rows, _keys.old,
+        _keys.new),
       -- a statement within this one has made those of the new key
       format('DELETE FROM %s AS s USING %s WHERE %s AND EXISTS (SELECT FROM %1$s AS s WHERE %4$s)', _segments,
         _rows, _keys.old, _keys.new),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -485,6 +486,30 @@ def test_a_statement_may_put_a_row_in_the_place_of_one_that_it_deletes(notes: Co
     run(notes, "notes")
     assert_segments_in_step(notes, "notes")
     assert {name for name, _, _ in segments(notes)} == {"new"}
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("taken", ["DELETE FROM notes WHERE id = 2", "UPDATE notes SET id = 12 WHERE id = 2"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "INSERT INTO notes VALUES (2, 'two', 'a tent', 50)",
+        "UPDATE notes SET id = 2, title = 'two', body = 'a tent' WHERE id = 1",
+    ],
+)
+def test_a_row_that_takes_the_key_of_one_that_goes_meanwhile_has_segments(
+    db: Database, notes: Connection, level: str, taken: str, change: str
+) -> None:
+    """Above READ COMMITTED its transaction sees the segments of the other one, which has the same text."""
+    other = db.connect()
+    may_fail = contextlib.nullcontext() if level == "READ COMMITTED" else error("40001", ours=False)
+    with may_fail, other.transaction():
+        other.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        other.execute("SELECT FROM notes")
+        notes.execute(taken)
+        other.execute(change)
+    run(notes, "notes")
+    assert_segments_in_step(notes, "notes")
 
 
 @pytest.mark.parametrize("context", ["none", "headings"])
