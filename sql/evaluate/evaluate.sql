@@ -5,8 +5,9 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 -- as ground/schema.sql has it; of a constraint, which pg_restore checks
 SET search_path = pg_catalog, pg_temp
 AS $$
--- purpose: whether it is an object of numbers, such as {"mrr": 0.5, "recall@10": 1}
-SELECT jsonb_typeof(measures) = 'object' AND NOT EXISTS (
+-- purpose: whether it is an object of numbers, such as {"mrr": 0.5, "recall@10": 1}, and not of too many
+SELECT jsonb_typeof(measures) = 'object'
+  AND jsonb_array_length(jsonb_path_query_array(measures, '$.*')) <= 1000 AND NOT EXISTS (
   SELECT FROM jsonb_each(CASE jsonb_typeof(measures) WHEN 'object' THEN measures END) AS m
   WHERE m.key !~ '^[a-z0-9_]{1,60}(@[0-9]{1,3})?$' OR jsonb_typeof(m.value) NOT IN ('number', 'null')
     OR length(m.value::text) > 40)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -661,6 +662,39 @@ def test_a_run_of_somebody_else_breaks_no_page(db: Database, boats: str, column:
         connection.execute(f"INSERT INTO ml_rag.evaluation_run ({', '.join(values)}) VALUES ({places})", values)
     with served(make_conninfo(db.dsn, dbname=db.name)) as page:
         assert page.get("/runs").status_code == 200
+
+
+def test_large_runs_of_somebody_else_fill_no_memory(db: Database, boats: str) -> None:
+    large, columns = "repeat('x', 40000000)", "seconds, questions, stores, models, versions, measures, counted, latency"
+    with psycopg.connect(boats, autocommit=True) as connection:
+        (number,) = connection.execute(
+            f"INSERT INTO ml_rag.evaluation_run (name, started_at, source, options, errors, {columns}) SELECT {large},"
+            f" '2026-01-01', {large}, jsonb_build_object('options', jsonb_build_object('x', {large})),"
+            " '{}', 1, 1, '{}', '{}', '{}', '{}', '{}', '{}' RETURNING run_id"
+        ).fetchone() or (None,)
+        for question in ("'boat'", large):
+            connection.execute(
+                "INSERT INTO ml_rag.evaluation_question"
+                " (run_id, question_id, question, citations, measures, latency, sqlstate, message)"
+                f" SELECT %s, {question}, {question}, jsonb_build_array("
+                f"jsonb_build_object('document_name', '[]'::jsonb, 'segment_number', {large})), '{{}}', '{{}}',"
+                f" '22023', {large}",
+                (number,),
+            )
+        with pytest.raises(psycopg.errors.CheckViolation):
+            connection.execute(
+                f"INSERT INTO ml_rag.evaluation_run (name, started_at, source, options, errors, {columns}) SELECT 'x',"
+                " '2026-01-01', 's', '{}', '{}', 1, 1, '{}', '{}', '{}', jsonb_object_agg('m' || i, 1), '{}', '{}'"
+                " FROM generate_series(1, 2000) AS i"
+            )
+    with served(make_conninfo(db.dsn, dbname=db.name)) as page:
+        for path, parameters in (("/runs", {}), (f"/runs/{number}", {}), ("/question", {"q": "boat"})):
+            tracemalloc.start()
+            try:
+                assert page.get(path, **parameters).status_code == 200, path
+                assert tracemalloc.get_traced_memory()[1] < 20_000_000, path
+            finally:
+                tracemalloc.stop()
 
 
 def test_titles_and_addresses_are_shown(db: Database, page: Page) -> None:

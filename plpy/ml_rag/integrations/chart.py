@@ -45,6 +45,10 @@ def bars(waterfall: Sequence[tuple[str, float, float]]) -> list[dict[str, Any]]:
     ]
 
 
+#: measures beside one another, more than ml_rag_evaluate has
+FAMILIES = 60
+
+
 def measures(runs: Sequence[dict[str, Any]]) -> list[str]:
     """The measures that all of some runs have between them, as they are sorted."""
     found: dict[str, None] = {}
@@ -54,8 +58,8 @@ def measures(runs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def families(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """Of each measure the one with the largest cut-off."""
-    return list({name.partition("@")[0]: name for name in measures(runs)}.values())
+    """Of each measure the one with the largest cut-off; as many as a page shows."""
+    return list({name.partition("@")[0]: name for name in measures(runs)}.values())[:FAMILIES]
 
 
 #: pixels of a drawing of curves, above and below its lines

@@ -84,13 +84,20 @@ _LOAD = sql.SQL(
     "SELECT ml_rag.load_document(%(oid)s::pg_catalog.oid::pg_catalog.regclass, %(name)s, %(content)s) AS outcome"
 )
 _WHY = sql.SQL("SELECT w.* FROM ml_rag.why_not(%(query)s, %(options)s, %(document)s, %(segment)s) AS w")
+# Everybody writes runs of their own, and a superuser sees all of them: texts of any length are cut before they come.
 _RUNS = sql.SQL(
-    """SELECT r.run_id, r.name, r.started_at, r.seconds, r.source, r.questions, r.options, r.measures
+    """SELECT r.run_id, pg_catalog.left(r.name, 200) AS name, r.started_at, r.questions, r.measures
     FROM ml_rag.evaluation_run AS r ORDER BY r.run_id DESC LIMIT %(most)s"""
 )
-_RUN = sql.SQL("SELECT r.* FROM ml_rag.evaluation_run AS r WHERE r.run_id = %(run)s")
+_RUN = sql.SQL(
+    """SELECT r.run_id, pg_catalog.left(r.name, 200) AS name, r.seconds, r.questions, r.measures,
+      pg_catalog.left(r.source, 2000) AS source, pg_catalog.left(pg_catalog.jsonb_pretty(r.options), 20000) AS options
+    FROM ml_rag.evaluation_run AS r WHERE r.run_id = %(run)s"""
+)
 _QUESTIONS = sql.SQL(
-    """SELECT q.question_id, q.question, q.citations, q.measures, q.sqlstate, q.message, count(*) OVER () AS total
+    """SELECT pg_catalog.left(q.question, 10000) AS question, pg_catalog.jsonb_array_length(q.citations) AS citations,
+      q.measures, pg_catalog.left(q.sqlstate, 5) AS sqlstate, pg_catalog.left(q.message, 1000) AS message,
+      count(*) OVER () AS total
     FROM ml_rag.evaluation_question AS q WHERE q.run_id = %(run)s
     ORDER BY (q.measures ->> %(measure)s::pg_catalog.text)::float8 NULLS FIRST, q.question_id COLLATE "C"
     OFFSET %(first)s LIMIT %(most)s"""
@@ -99,7 +106,8 @@ _COMPARED = sql.SQL("SELECT c.* FROM {}(%(a)s::bigint, %(b)s::bigint) AS c")
 _CHANGED = sql.SQL(
     """SELECT q.question, q.a, q.b, q.b - q.a AS difference, q.total
     FROM (
-      SELECT x.question_id, x.question, (x.measures ->> %(measure)s::pg_catalog.text)::float8 AS a,
+      SELECT x.question_id, pg_catalog.left(x.question, 10000) AS question,
+        (x.measures ->> %(measure)s::pg_catalog.text)::float8 AS a,
         (y.measures ->> %(measure)s::pg_catalog.text)::float8 AS b, count(*) OVER () AS total
       FROM ml_rag.evaluation_question AS x JOIN ml_rag.evaluation_question AS y ON y.question_id = x.question_id
       WHERE x.run_id = %(a)s AND y.run_id = %(b)s
@@ -107,7 +115,17 @@ _CHANGED = sql.SQL(
     ORDER BY pg_catalog.abs(q.b - q.a) DESC NULLS LAST, q.question_id COLLATE "C" OFFSET %(first)s LIMIT %(most)s"""
 )
 _IN_RUNS = sql.SQL(
-    """SELECT r.run_id, r.name, r.options, q.question_id, q.question, q.citations, q.measures, q.sqlstate, q.message
+    """SELECT r.run_id, pg_catalog.left(r.name, 200) AS name, q.measures, pg_catalog.left(q.sqlstate, 5) AS sqlstate,
+      pg_catalog.left(q.message, 1000) AS message,
+      CASE WHEN pg_catalog.jsonb_typeof(r.options -> 'options') = 'object'
+        AND pg_catalog.length((r.options -> 'options')::pg_catalog.text) <= %(options)s
+        THEN (r.options -> 'options')::pg_catalog.text END AS options,
+      (SELECT pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
+          'document_name', pg_catalog.left(c.value ->> 'document_name', 1000),
+          'segment_number', pg_catalog.left(c.value ->> 'segment_number', 20),
+          'is_right', c.value -> 'relevant' = 'true') ORDER BY c.place)
+        FROM pg_catalog.jsonb_array_elements(q.citations) WITH ORDINALITY AS c (value, place)
+        WHERE c.place <= 10) AS citations
     FROM ml_rag.evaluation_question AS q JOIN ml_rag.evaluation_run AS r USING (run_id)
     WHERE q.question = %(question)s ORDER BY r.run_id DESC LIMIT %(most)s"""
 )
@@ -451,7 +469,7 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
 
     async def question(request: Request) -> Response:
         typed = asked_of(request)
-        found = await rows(request, _IN_RUNS, {"question": typed["q"], "most": RUNS})
+        found = await rows(request, _IN_RUNS, {"question": typed["q"], "most": RUNS, "options": OPTIONS})
         return await page("question.html", typed=typed, found=found)
 
     async def mark(request: Request) -> Response:
