@@ -188,9 +188,12 @@ def test_no_command_of_a_superuser_has_the_role_that_the_owner_of_a_database_has
     (tmp_path / "corpus.jsonl").write_text(json.dumps({"_id": "d", "title": "", "text": "apples"}))
     (tmp_path / "questions.jsonl").write_text(json.dumps({"_id": "q", "text": "apples"}))
     (tmp_path / "qrels.tsv").write_text("q\td\t1\n")
+    document = str(tmp_path / "corpus.jsonl")
     try:
         with role_set_by_the_owner(db, owner):
-            for words in (["worker", "--once"], ["doctor"], ["eval", str(tmp_path)]):
+            for words in (
+                ["worker", "--once"], ["doctor"], ["eval", str(tmp_path)], ["load", document, "--store", "items"],
+            ):  # fmt: skip
                 done = run(*words)
                 assert done.returncode, (words, done)
                 assert "has another role here" in done.stdout + done.stderr, (words, done)

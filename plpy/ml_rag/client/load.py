@@ -23,6 +23,7 @@ from ml_rag import files, zstd
 from ml_rag.client import remote
 from ml_rag.client.dsn import dsn_option
 from ml_rag.errors import DocumentError, MlRagError
+from ml_rag.search_path import PIN_TRANSACTION, refuse_borrowed_role
 from ml_rag.terminal import printable
 from ml_rag.work import Task, Work
 
@@ -31,8 +32,8 @@ zstd.install()
 #: documents and bytes of one call: as large as a bar that moves allows
 CALL = (16, 2 * 1024 * 1024)
 
-# The statements of a load have no operators and no names without a schema: they do not depend on the search_path, which
-# stays as it is, since a pooler may give the session to others.
+# These statements have no operators and no names without a schema: they do not depend on the search_path, which stays
+# as it is, since a pooler may give the session to others.
 _PARTS = "SELECT pg_catalog.cardinality(pg_catalog.parse_ident(%(store)s))"
 # A name without a schema means the first schema of the connection's search_path, as in CREATE TABLE.
 _FIRST = "SELECT pg_catalog.format('%%I.%%s', pg_catalog.current_schema(), %(store)s::pg_catalog.text)"
@@ -395,7 +396,11 @@ def load(
     with contextlib.ExitStack() as stack:
 
         def connect() -> psycopg.Connection[Any]:
-            return stack.enter_context(psycopg.connect(dsn, autocommit=True, application_name="ml-rag load"))
+            made = stack.enter_context(psycopg.connect(dsn, autocommit=True, application_name="ml-rag load"))
+            with made.transaction():
+                made.execute(PIN_TRANSACTION)
+                refuse_borrowed_role(made)
+            return made
 
         connection = connect()
         # before the first file, though the index comes after the last
