@@ -101,6 +101,17 @@ def test_a_table_of_marks_that_is_not_there_is_said(dsn: str) -> None:
         explore.app(dsn, TOKEN, 1, "nothing")
 
 
+def test_a_table_of_marks_of_an_untrusted_role_must_be_named(owned: Database, admin: Connection, dsn: str) -> None:
+    """The owner of a schema on the path could run code when marks are read and written."""
+    admin.execute(f"CREATE SCHEMA theirs AUTHORIZATION {owned.role('tenant')}")
+    owned.connect("tenant").execute("CREATE TABLE theirs.note AS SELECT 1 AS question")
+    theirs = make_conninfo(dsn, options="-csearch_path=theirs,own,public")
+    with pytest.raises(MlRagError, match="the table of the marks is not trusted"):
+        explore.app(theirs, TOKEN, 1, "note")
+    explore.app(theirs, TOKEN, 1, "theirs.note")
+    explore.app(theirs, TOKEN, 1, "mark")
+
+
 def test_the_gateway(owned: Database, admin: Connection, dsn: str) -> None:
     admin.execute(f"GRANT USAGE ON SCHEMA own TO {owned.role('asker')}")
     admin.execute(f"GRANT SELECT ON own.notes TO {owned.role('asker')}")

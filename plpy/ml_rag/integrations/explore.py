@@ -34,7 +34,7 @@ from ml_rag.integrations.database import PRESETS, Query, Reader, asked, keys_of,
 from ml_rag.integrations.fields import OPTIONS, Field, Wrong, fields, joined, parsed, split
 from ml_rag.integrations.journey import Journey, key, look, moves, retrieve, write
 from ml_rag.integrations.waiting import waited_for
-from ml_rag.search_path import PIN_TRANSACTION, refuse_borrowed_role_async
+from ml_rag.search_path import PIN_TRANSACTION, refuse_borrowed_role, refuse_borrowed_role_async
 
 #: characters of a question
 QUESTION = 10_000
@@ -134,6 +134,7 @@ _NAMES = sql.SQL(
     "SELECT n.nspname, c.relname FROM pg_catalog.pg_class AS c"
     " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = %(oid)s"
 )
+_TRUSTED = sql.SQL("SELECT ml_rag._are_trusted(ml_rag._read_with(%(oid)s))")
 _MARKED = sql.SQL(
     "SELECT m.vector_store, m.document, m.segment_number, m.is_right FROM {} AS m"
     " WHERE m.question = %(question)s LIMIT 1000"
@@ -259,7 +260,11 @@ def _environment() -> Environment:
 
 
 def _table(dsn: str, name: str) -> sql.Identifier:
-    """The table of the marks; without a schema, the one that the role's search_path has. Raises MlRagError."""
+    """The table of the marks; without a schema, the one that the role's search_path has. Raises MlRagError.
+
+    Without its schema it is none of a role whose code the caller would not run: whoever owns the database can make one
+    of that name, and set the search_path.
+    """
     parts = name.split(".")
     if not 1 <= len(parts) <= 2 or not all(parts):
         raise InvalidRequest("the table of the marks is not named as schema.table")
@@ -268,9 +273,15 @@ def _table(dsn: str, name: str) -> sql.Identifier:
     with psycopg.connect(dsn, application_name="ml-rag explore") as connection:
         (oid,) = connection.execute(_RELATION, {"name": sql.Identifier(*parts).as_string()}).fetchone() or (None,)
         connection.execute(PIN_TRANSACTION)
+        refuse_borrowed_role(connection)
         names = connection.execute(_NAMES, {"oid": oid}).fetchone()
-    if names is None:
-        raise MlRagError("the table of the marks does not exist", detail=parts[0], hint="Name it as schema.table.")
+        if names is None:
+            raise MlRagError("the table of the marks does not exist", detail=parts[0], hint="Name it as schema.table.")
+        is_trusted = connection.execute(_TRUSTED, {"oid": oid}).fetchone() == (True,)
+    if not is_trusted:
+        why = "It or its schema belongs to a role that you do not trust, which could run code with your rights."
+        hint = f"If the table is meant, name it with its schema, which is {names[0]}."
+        raise MlRagError("the table of the marks is not trusted", detail=why, hint=hint)
     return sql.Identifier(*names)
 
 
