@@ -8,11 +8,12 @@
 -- made of.
 
 CREATE FUNCTION ml_rag._note_kept() RETURNS event_trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT SET lock_timeout = '2s' AS $$
 -- purpose: KEPT_UNTIL=<system>.<database>.<transaction> in the markers of tables whose vectorizer may be
 -- about to go
 -- It is not known what is dropped, if anything: a mark that is older than the loss is as good, only more rows
--- are embedded again.
+-- are embedded again; without one all are. So who locks a table of theirs does not hold up the statement,
+-- which need not be about it, and one's own tables come first.
 -- Writes: the comments of embeddings
 DECLARE
   _one record;
@@ -35,11 +36,19 @@ BEGIN
       AND 'A' = ALL (SELECT t.tgenabled FROM pg_trigger AS t
         JOIN unnest(ml_rag._parts(c.oid)) AS p (oid) ON p.oid = t.tgrelid
                      WHERE t.tgfoid = 'ml_rag._empty_embedding()'::regprocedure)
+    ORDER BY c.relowner <> quote_ident(current_user)::regrole, c.oid
   LOOP
-    EXECUTE format('COMMENT ON COLUMN %s.segment_embedding IS %L', ml_rag._full_name(_one.oid::regclass),
-      replace(_one.comment,
-      _one.marker, format('%s,KEPT_UNTIL=%s.%s.%s', regexp_replace(_one.marker, ',KEPT_UNTIL=[0-9.]*', ''),
-        _one.system, _one.database, pg_snapshot_xmin(pg_current_snapshot()))));
+    BEGIN
+      EXECUTE format('COMMENT ON COLUMN %s.segment_embedding IS %L', ml_rag._full_name(_one.oid::regclass),
+        replace(_one.comment,
+        _one.marker, format('%s,KEPT_UNTIL=%s.%s.%s', regexp_replace(_one.marker, ',KEPT_UNTIL=[0-9.]*', ''),
+          _one.system, _one.database, pg_snapshot_xmin(pg_current_snapshot()))));
+    EXCEPTION WHEN lock_not_available THEN
+      PERFORM set_config('lock_timeout', '1ms', true);
+    WHEN undefined_table OR undefined_column OR invalid_schema_name OR syntax_error THEN
+      -- dropped or renamed meanwhile
+      NULL;
+    END;
   END LOOP;
 END
 $$;

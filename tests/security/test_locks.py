@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 
 import psycopg
+from psycopg import sql
 
 from support.cluster import Connection, Database
 from support.loading import loader
@@ -219,6 +221,25 @@ def test_no_drop_fails_by_such_functions_that_go_meanwhile(db: Database, owner: 
     finally:
         stop.set()
         thread.join()
+
+
+def test_no_drop_waits_for_tables_with_a_vectorizer(db: Database, owner: Connection) -> None:
+    """It could be one of the extension, and then they are marked."""
+    asker = db.connect("asker")
+    owner.execute(sql.SQL("CREATE SCHEMA own AUTHORIZATION {}").format(sql.Identifier(db.role("asker"))))
+    owner.execute("CREATE SCHEMA ml_rag_eval")
+    for i in range(3):
+        asker.execute(f"CREATE TABLE own.t{i} (id integer PRIMARY KEY, name text)")
+        asker.execute(f"SELECT ml_rag.create_vectorizer('own.t{i}', '{{\"columns\": \"name\"}}')")
+    asker.execute("BEGIN; LOCK TABLE own.t0, own.t1 IN ACCESS EXCLUSIVE MODE")
+    began = time.monotonic()
+    owner.execute("SET lock_timeout = '20s'; DROP SCHEMA ml_rag_eval CASCADE")
+    assert time.monotonic() - began < 10
+    assert owner.execute("SHOW lock_timeout").fetchone() == ("20s",)
+    asker.execute("ROLLBACK")
+    marked = "SELECT c.oid::regclass::text FROM pg_class AS c, pg_description AS d WHERE d.objoid = c.oid"
+    marked += " AND d.description ~ 'KEPT_UNTIL'"
+    assert owner.execute(marked).fetchall() == [("own.t2",)]
 
 
 def test_rows_of_others_are_not_locked(db: Database, owner: Connection, tenant: Connection) -> None:
