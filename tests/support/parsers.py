@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -65,6 +66,10 @@ def parse(name: str, content: bytes, **options: Any) -> Document:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
         Path(tempfile.gettempdir(), argument).write_text(str(child.pid))
         time.sleep(60)
+    elif order == "!leave":  # a process that goes on
+        return Document("orders", [Block(str(left_behind()))])
+    elif order == "!processes":
+        return Document("orders", [Block(str(started(int(argument))))])
     elif order == "!confined":
         return Document("confined", [Block(json.dumps(confined(json.loads(argument))))])
     elif order == "!write":
@@ -74,6 +79,34 @@ def parse(name: str, content: bytes, **options: Any) -> Document:
         facts = f"{os.getpid()} {os.environ.get('SECRET_KEY')} {' '.join(sorted(sys.modules))}"
         return Document("facts", [Block(facts)])
     return Document("orders", [Block(content.decode())], {"name": name, **options})
+
+
+def left_behind() -> int:
+    """A process that would leave its group, and waits."""
+    read, write = os.pipe()
+    process = os.fork()
+    if process == 0:
+        for leave in (os.setsid, os.setpgrp):
+            attempt(leave)
+        os.write(write, b".")
+        time.sleep(60)
+        os._exit(0)
+    os.read(read, 1)
+    return process
+
+
+def started(most: int) -> int:
+    """How many processes could be started of so many."""
+    found: list[int] = []
+    with contextlib.suppress(BlockingIOError):
+        while len(found) < most:
+            if (process := os.fork()) == 0:
+                time.sleep(60)
+                os._exit(0)
+            found.append(process)
+    for process in found:
+        os.kill(process, signal.SIGKILL)
+    return len(found)
 
 
 CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine(), -1)

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -19,6 +20,7 @@ _LENGTH_BYTES = 8
 _RECEIVE_BYTES = 1 << 20
 #: milliseconds between two looks at whether to go on waiting
 POLL_MS = 20
+_END_POLL_SECONDS = 0.002
 
 
 class Lost(Exception):
@@ -98,13 +100,27 @@ class Child:
         """Called after each of the looks of one wait, which are counted from 0; may raise ``Useless``."""
 
     def end(self, seconds: float = 0.0) -> int:
-        """End it; after so many seconds, kill it and all that it has started. Its exit status, or minus the signal."""
+        """End it; after so many seconds, kill it. What it has started is killed in any case. Its exit status, or minus
+        the signal."""
         self._connection.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.wait(seconds)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process.returncode is None:
+            until = time.monotonic() + seconds
+            while self.is_alive and time.monotonic() < until:
+                time.sleep(_END_POLL_SECONDS)
+            # it is not waited for yet, so that its number is no other group's
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         return self.process.wait()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended; it is not waited for, so that ``end`` finds what it has started."""
+        with contextlib.suppress(ChildProcessError):  # another thread has just waited for it
+            return (
+                self.process.returncode is None
+                and os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+            )
+        return False
 
 
 def receive(connection: socket.socket, count: int) -> bytearray | None:

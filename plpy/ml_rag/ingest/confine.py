@@ -13,7 +13,7 @@ import resource
 import signal
 from pathlib import Path
 
-from ml_rag.ingest.landlock import ABI_OF_SIGNALS, confine_files
+from ml_rag.ingest.landlock import ABI_OF_SIGNALS, ABI_SINCE_5_19, confine_files
 from ml_rag.ingest.seccomp import filter_calls
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -28,6 +28,8 @@ _CLONE_NEWNET = 0x40000000
 
 #: descriptors a parser may hold, the pipes of an OCR program included
 MOST_DESCRIPTORS = 128
+#: processes and threads of a parser and the programs it starts
+MOST_PROCESSES = 64
 #: bytes of a file it may write: an OCR program gets a page as a file
 MOST_FILE_BYTES = 512 * 1024 * 1024
 
@@ -73,6 +75,7 @@ def confine() -> dict[str, str]:
     end_with_parent()
     hide()
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    abi = 0
     try:
         abi = confine_files()
         if abi < ABI_OF_SIGNALS:
@@ -88,6 +91,11 @@ def confine() -> dict[str, str]:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     most = MOST_DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, MOST_DESCRIPTORS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if abi >= ABI_SINCE_5_19 and "network namespace" not in refused:
+        # in a user namespace, from Linux 5.14 on, only those in it count: else all of the server's user
+        most = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+        most = MOST_PROCESSES if most == resource.RLIM_INFINITY else min(most, MOST_PROCESSES)
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
     return refused
 
 

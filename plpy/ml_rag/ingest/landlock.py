@@ -37,7 +37,7 @@ _ALL_ACCESSES = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 
 _LATEST_ACCESSES = (1 << 16) - 1  # from 5 on
 _TCP = 0b11  # bind, connect; from ABI 4 on
 _SCOPED = 0b11  # abstract unix sockets, signals
-ABI_OF_SIGNALS = 6
+ABI_SINCE_5_19, ABI_OF_SIGNALS = 2, 6
 
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _WRITE = _READ | _WRITE_FILE | _TRUNCATE | _REMOVE_FILE | _REMOVE_DIR | _MAKE_REG | _MAKE_DIR | _REFER

@@ -308,7 +308,7 @@ class Sandbox:
             if (child := next(mine, self._idle[0] if is_full else None)) is not None:
                 self._idle.remove(child)
         if child is not None:
-            if child.role == role and child.process.poll() is None:
+            if child.role == role and child.is_alive:
                 return child
             child.end()
         child = _Child(self._parser, self.limits, go_on)

@@ -38,6 +38,8 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "ioprio_set": (251, 30), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
     "sched_setattr": (314, 274), "sched_setaffinity": (203, 122), "migrate_pages": (256, 238),
     "move_pages": (279, 239),
+    # what it starts stays in its group, which is ended with it
+    "setpgid": (109, 154), "setsid": (112, 157),
     # what is not in the file system and belongs to the user: shared memory, such as a database's, queues, keys
     "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "semget": (64, 190), "semop": (65, 193),
     "semctl": (66, 191), "semtimedop": (220, 192), "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188),

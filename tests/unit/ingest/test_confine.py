@@ -181,6 +181,15 @@ def test_a_file_beyond_the_bound_is_not_written(make: Make) -> None:
     assert "File too large" in str(fails(sandbox, b"!write %d" % (confine.MOST_FILE_BYTES + 1)).detail)
 
 
+@pytest.mark.skipif(os.getuid() == 0, reason="the kernel does not bound the processes of root")
+def test_the_processes_of_a_parser_are_bounded(make: Make) -> None:
+    if "network namespace" in (find_missing() or ()) or landlock.version() < landlock.ABI_SINCE_5_19:
+        pytest.skip("this kernel counts them with all others of the user")
+    sandbox = make()
+    assert 16 <= int(ask(sandbox, b"!processes 300").segments[0].text) < confine.MOST_PROCESSES
+    assert ask(sandbox, b"next").segments[0].text == "next"
+
+
 #: run before the worker: a user namespace needs one thread; other machines and older kernels
 THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
 OTHER_MACHINE = "import platform; platform.machine = lambda: 'riscv64'"

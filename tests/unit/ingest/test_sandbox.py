@@ -286,6 +286,24 @@ def test_cancelling_kills_the_child_and_its_children(
     assert ask(sandbox, b"next").segments[0].text == "next"
 
 
+def test_what_a_parser_has_started_goes_with_it(make: Make) -> None:
+    """Also where the parser itself ends when it is asked to, or has ended before."""
+    sandbox = make()
+    left = int(ask(sandbox, b"!leave").segments[0].text)
+    assert is_alive(left)
+    ask(sandbox, b"text", role="another")
+    assert eventually(lambda: not is_alive(left))
+    left = int(ask(sandbox, b"!leave").segments[0].text)
+    os.kill(child := pid(sandbox), signal.SIGKILL)
+    assert eventually(lambda: not is_alive(child))
+    assert is_alive(left)
+    ask(sandbox, b"text")
+    assert eventually(lambda: not is_alive(left))
+    left = int(ask(sandbox, b"!leave").segments[0].text)
+    sandbox.close()
+    assert eventually(lambda: not is_alive(left))
+
+
 def test_a_document_that_waits_can_be_cancelled(make: Make) -> None:
     sandbox = make()
 
