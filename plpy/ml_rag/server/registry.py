@@ -37,8 +37,9 @@ InputType = Literal["query", "document"]
 IDLE_CHECK_SECONDS = 1.0
 
 
-#: texts whose tokens are counted before other requests for the model come in
-COUNTED_AT_ONCE = 64
+#: characters whose tokens are counted before other requests for the model come in, which takes about 0.1 s, and what
+#: each text counts as beside its own
+COUNTED_AT_ONCE, COUNTED_EACH = 256 * 1024, 128
 
 
 class Registry:
@@ -168,7 +169,7 @@ class Registry:
             if prefix:
                 texts = [prefix + text for text in texts]
             if not truncate and not lease.entry.kind.is_remote:
-                _check_lengths(await lease.run(_count_all, lease.engine, texts), lease.engine.max_tokens)
+                _check_lengths(await _count(lease, texts), lease.engine.max_tokens)
             vectors, tokens = await lease.batcher.embed(texts, cancelled)
             self.metrics.tokens(lease.entry.id, tokens_in=tokens)
             return _cut(vectors, lease.dimensions), tokens
@@ -183,21 +184,14 @@ class Registry:
                 return None
             prefix = getattr(lease.entry, f"{input_type}_prefix") if input_type else ""
             most: int = lease.engine.max_tokens
-            counts = await lease.run(_count_all, lease.engine, [prefix + text for text in texts])
+            counts = await _count(lease, [prefix + text for text in texts])
             return sum(tokens is None or tokens > most for tokens in counts)
 
     async def count_tokens(self, model_id: str, texts: Sequence[str], cancelled: Cancelled) -> list[int | None] | None:
         """Tokens of each text as the embedding model reads it; None for one far beyond its limit, and in place of all
         where its tokenizer is elsewhere. Raises what ``lease`` raises, ``QueueFull``, ``ClientGone``."""
-        counts: list[int | None] = []
         async with self.lease(model_id, "embed", cancelled) as lease:
-            if lease.entry.kind.is_remote:
-                return None
-            for start in range(0, len(texts), COUNTED_AT_ONCE):
-                counts += await lease.run(_count_all, lease.engine, texts[start : start + COUNTED_AT_ONCE])
-                if cancelled():
-                    raise ClientGone
-        return counts
+            return None if lease.entry.kind.is_remote else await _count(lease, texts)
 
     async def rerank(
         self, model_id: str, query: str, texts: Sequence[str], cancelled: Cancelled, *, chunk: int
@@ -291,9 +285,26 @@ def _cut(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.flo
     return cut
 
 
-def _count_all(engine: Any, texts: Sequence[str]) -> list[int | None]:
-    """How many tokens each text has; None: more than any text of its length is split into to be counted."""
-    tokenizer, longest = engine.tokenizer(), CHARACTERS_PER_TOKEN * engine.max_tokens
+async def _count(lease: Lease, texts: Sequence[str]) -> list[int | None]:
+    """How many tokens each text has; None: more than any text of its length is split into to be counted. Other
+    requests may come in meanwhile. Raises ``QueueFull``, ``ClientGone``."""
+    longest = CHARACTERS_PER_TOKEN * lease.engine.max_tokens
+    counts: list[int | None] = []
+    portion: list[str] = []
+    room = COUNTED_AT_ONCE
+    for text in texts:
+        portion.append(text)
+        room -= COUNTED_EACH + (len(text) if len(text) <= longest else 0)
+        if room <= 0 or len(counts) + len(portion) == len(texts):
+            counts += await lease.run(_count_all, lease.engine, portion, longest)
+            if lease.cancelled():
+                raise ClientGone
+            portion, room = [], COUNTED_AT_ONCE
+    return counts
+
+
+def _count_all(engine: Any, texts: Sequence[str], longest: int) -> list[int | None]:
+    tokenizer = engine.tokenizer()
 
     def count(text: str) -> int:
         return len(text.split()) if tokenizer is None else len(tokenizer.encode(text).ids)

@@ -5,11 +5,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ml_rag.errors import EngineFailed, MlRagError, QueueFull
+from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, QueueFull
 from ml_rag.server.batching import BATCH_TEXTS, EmbedBatcher, Worker
 from ml_rag.server.cancellation import Cancellation, ClientGone
 from ml_rag.server.catalogue import load_catalogue
@@ -319,6 +321,52 @@ def test_closing_the_registry_closes_its_engines(tmp_path: Path, monkeypatch: py
     asyncio.run(registry.embed("fake-embed", ["x"], never))
     registry.close()
     assert closed.wait(5)
+
+
+@pytest.mark.parametrize("counting", ["count_tokens", "count_truncated", "truncate"])
+def test_a_query_waits_for_a_portion_of_the_texts_whose_tokens_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counting: str
+) -> None:
+    done: list[object] = []
+
+    class Tokenizer:
+        def encode(self, text: str) -> Any:
+            done.append(text)
+            time.sleep(0.002)
+            return SimpleNamespace(ids=text.split())
+
+    monkeypatch.setattr(FakeEmbed, "tokenizer", lambda _: Tokenizer())
+    registry = Registry(load_catalogue(fake_models=True), tmp_path)
+    # the longest is not looked into, and takes nobody's time
+    texts = [*["w " * 500] * 800, "w" * 10_000_000, "w " * 257]
+
+    async def count() -> object:
+        if counting == "truncate":
+            try:
+                return await registry.embed_counted("fake-embed", texts, never, truncate=False)
+            except InvalidRequest as error:
+                return error.detail
+        return await getattr(registry, counting)("fake-embed", texts, never)
+
+    async def main() -> object:
+        await registry.embed("fake-embed", ["loaded"], never)
+        counted = asyncio.create_task(count())
+        await until(lambda: done)
+        await registry.embed("fake-embed", ["query"], never)
+        assert len(done) < 500
+        return await counted
+
+    try:
+        found = asyncio.run(main())
+    finally:
+        registry.close()
+    expected: dict[str, object] = {
+        "count_tokens": [*[500] * 800, None, 257],
+        "count_truncated": 802,
+        "truncate": "Text 1 has 500 tokens; the model takes in 256.",
+    }
+    assert found == expected[counting]
+    assert len(done) == 801
 
 
 def test_closing_a_stream_stops_its_generator() -> None:
