@@ -33,6 +33,10 @@ zstd: Callable[[IO[bytes]], Iterator[bytes]] | None = None
 #: longest header of a member of a tar file, the names and attributes before it, and directory of a zip file
 _MAX_HEADER = 128 * 1024
 _MAX_DIRECTORY = 16 * 1024**2
+#: all headers of a member of a tar file, a map of its holes among them, of which ``tarfile`` makes ten times as much
+_MAX_HEADERS = 4 * _MAX_HEADER
+#: how files of a zip file may be packed: of others ``zipfile`` unpacks all that 64 kB hold, which can be many gigabytes
+ZIP_METHODS = frozenset((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
 
 _ZIP = (".zip",)
 _TAR = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz", ".tar.zst", ".tzst")
@@ -85,11 +89,19 @@ class _Unpacked:
         self._pieces = _pieces(file, kind)
         self._rest = b""
         self._at = 0
+        #: bytes that may still be read; None: of what is no header
+        self.headers: int | None = None
 
     def read(self, count: int) -> bytes:
         """Up to so many bytes, fewer at the end only."""
-        if count > _MAX_HEADER:
-            raise DocumentError(_UNFINISHED, detail=f"A header of {count} bytes.", hint="Copy the file again.")
+        if self.headers is not None:
+            self.headers -= count
+        if count > _MAX_HEADER or (self.headers is not None and self.headers < 0):
+            detail = f"A header of more than {_MAX_HEADER if count > _MAX_HEADER else _MAX_HEADERS} bytes."
+            raise DocumentError(_UNFINISHED, detail=detail, hint="Copy the file again.")
+        return self._read(count)
+
+    def _read(self, count: int) -> bytes:
         found = bytearray(self._rest[:count])
         self._rest = self._rest[count:]
         while len(found) < count and (piece := next(self._pieces, None)) is not None:
@@ -110,7 +122,7 @@ class _Unpacked:
         """Forwards; past the end there is nothing to read."""
         if place < self._at:
             raise OSError("the archive goes back")
-        while self._at < place and self.read(min(place - self._at, _MAX_HEADER)):
+        while self._at < place and self._read(min(place - self._at, _MAX_HEADER)):
             pass
         return self._at
 
@@ -240,7 +252,7 @@ class Reader:
 
 _DAMAGE = (
     zipfile.BadZipFile, tarfile.TarError, NotImplementedError, ValueError, EOFError, OSError, zlib.error,
-    lzma.LZMAError, RecursionError,
+    lzma.LZMAError, RecursionError, IndexError,
 )  # fmt: skip
 
 
@@ -288,6 +300,12 @@ def _zip(file: IO[bytes], interrupt: Interrupt) -> Iterator[tuple[Member, Callab
                 )
 
             def open_it(one: zipfile.ZipInfo = one) -> IO[bytes]:
+                if one.compress_type not in ZIP_METHODS:
+                    raise DocumentError(
+                        "the file is packed in a way that is not read",
+                        detail=f"Its method in the archive is {one.compress_type}; 0 and 8 (Deflate) are read.",
+                        hint="Pack the archive again with Deflate, which is the usual method.",
+                    )
                 # no more than the size that was checked is read of it
                 return archive.open(one)
 
@@ -301,9 +319,11 @@ def _tar(file: IO[bytes], interrupt: Interrupt) -> Iterator[tuple[Member, Callab
     file.seek(0)
     count = total = 0
     stream: Any = _Unpacked(file, kind, size, interrupt)
+    stream.headers = _MAX_HEADERS
     archive: Any
     with tarfile.open(fileobj=stream, mode="r:", errorlevel=1) as archive:
         while (one := archive.next()) is not None:
+            stream.headers = None
             interrupt()
             archive.members.clear()  # with all their attributes, which can be long
             archive.pax_headers.clear()
@@ -319,6 +339,7 @@ def _tar(file: IO[bytes], interrupt: Interrupt) -> Iterator[tuple[Member, Callab
                     return found
 
                 yield Member(path, one.size, one.mtime), open_it
+            stream.headers = _MAX_HEADERS
 
 
 def _check(count: int, total: int, most: int) -> None:

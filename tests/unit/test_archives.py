@@ -211,6 +211,23 @@ def attributes(value: bytes, members: int) -> bytes:
     return (header(size=len(text), type=tarfile.XHDTYPE) + text + bytes(-len(text) % 512) + header()) * members
 
 
+def holes(form: str, content: bytes) -> bytes:
+    """A tar file whose only member says that a map of its holes follows, in the old form or in that of pax."""
+    if form == "old":
+        head = bytearray(header(type=tarfile.GNUTYPE_SPARSE))
+        head[257:265], head[482] = b"ustar  \0", 1
+    else:
+        text = b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n"
+        head = bytearray(header(size=len(content)))
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    before = header(size=len(text), type=tarfile.XHDTYPE) + text.ljust(512, b"\0") if form == "pax" else b""
+    return before + bytes(head) + content
+
+
+#: one block of such a map, which another follows
+HOLE = (b"00000000001\0" * 42 + b"\1").ljust(512, b"\0")
+
 HOSTILE = {
     "zeros.zip": zipped({"a": b"\0" * 20_000_000}),
     "many.zip": zipped({f"{i}": b"" for i in range(archives.MAX_FILES + 1)}),
@@ -228,6 +245,9 @@ HOSTILE = {
     "folders.zip": directory(50_000),
     "nested.tar": header(type=tarfile.XHDTYPE) * 2000,
     "long_attributes.tar": attributes(b"x" * 200_000, 3),
+    "holes.tar": holes("old", HOLE * 40_000),
+    "holes_cut.tar": holes("old", HOLE),
+    "holes_pax.tar": holes("pax", b"999999999\n" + b"0\n" * 10_000_000),
     "noise.tar": random.Random(3).randbytes(5000),
     "dictionary.tar.xz": lzma.compress(
         b"x" * 100, filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1024**3}], format=lzma.FORMAT_XZ
@@ -253,7 +273,6 @@ def test_a_file_that_does_not_open_is_damaged(tmp_path: Path) -> None:
     for number, content in enumerate(
         (
             zipped({"abc": b"text"}).replace(b"abc", b"abd", 1),
-            zipped({"a": b"text"}).replace(b"\x14\0\0\0\x08\0", b"\x14\0\0\0\x63\0"),
             zipped({"a": b"text"}).replace(b"\x14\0\0\0\x08\0", b"\x14\0\x20\0\x08\0"),
             zipped({"a": b"text"}).replace(b"PK\3\4", b"PK\3\5"),
         )
@@ -272,6 +291,37 @@ def test_attributes_of_files_are_not_kept(tmp_path: Path) -> None:
             assert tracemalloc.get_traced_memory()[1] < 8_000_000
         finally:
             tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["holes.tar", "holes_pax.tar"])
+def test_a_map_of_holes_is_bounded(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(HOSTILE[name])
+    with open(tmp_path / name, "rb") as file:
+        tracemalloc.start()
+        try:
+            with pytest.raises(DocumentError, match="truncated or damaged"):
+                archives.members(file, name, nothing)
+            assert tracemalloc.get_traced_memory()[1] < 16_000_000
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA, 99])
+def test_a_file_whose_packing_zipfile_does_not_bound_is_not_unpacked(tmp_path: Path, method: int) -> None:
+    """A few hundred bytes of bzip2 hold gigabytes, whatever size the archive tells of them."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("a.txt", bytes(50_000_000), method if method != 99 else None)
+        archive.writestr("b.txt", "text", zipfile.ZIP_DEFLATED)
+    content = bytearray(out.getvalue())
+    entry = content.index(b"PK\1\2")
+    content[entry + 10] = method
+    content[entry + 24 : entry + 28] = struct.pack("<L", 1000)
+    (tmp_path / "a.zip").write_bytes(content)
+    with files.Reading() as reading:
+        with pytest.raises(DocumentError, match="packed in a way that is not read"):
+            reading.read(f"{tmp_path}/a.zip/a.txt", str(tmp_path), 10_000_000, nothing)
+        assert reading.read(f"{tmp_path}/a.zip/b.txt", str(tmp_path), 10_000_000, nothing).content == b"text"
 
 
 def test_an_encrypted_archive_says_so(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import zipfile
 from io import BytesIO
 from typing import Any
 
-from ml_rag.archives import MAX_RATIO, SMALL
+from ml_rag.archives import MAX_RATIO, SMALL, ZIP_METHODS
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats.common import damaged, dublin_core, encrypted, unknown
 
@@ -41,7 +41,7 @@ _ENTITY = re.compile(
 def open_zip(content: bytes) -> zipfile.ZipFile:
     """The archive, known to be of bearable size. Raises DocumentError for a broken, encrypted or oversized one.
 
-    ``zipfile`` reads no more of a member than its declared size, so checking the declared sizes is enough.
+    ``zipfile`` gives no more of a member than its declared size; what it unpacks at once, the process bounds.
     """
     try:
         archive = zipfile.ZipFile(BytesIO(content))
@@ -55,6 +55,8 @@ def open_zip(content: bytes) -> zipfile.ZipFile:
             detail=f"{len(content)} bytes hold {len(members)} members of {unpacked} bytes in sum",
             hint="Split the document.",
         )
+    if any(member.compress_type not in ZIP_METHODS for member in members):
+        raise damaged("ZIP container: it is packed in a way that documents are not")
     if any(member.flag_bits & 1 for member in members):
         raise encrypted("ZIP members are encrypted")
     return archive
