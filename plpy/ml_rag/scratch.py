@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
+import secrets
 import stat
 import tempfile
 import time
@@ -54,7 +54,7 @@ class Scratch:
 
     def remove(self) -> None:
         """Remove it with all that is in it; a second time does nothing."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
         self._close()
 
     def _close(self) -> None:
@@ -72,13 +72,57 @@ def sweep(parent: Path | str, prefix: str) -> list[str]:
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(parent)):
             if entry.name.startswith(prefix) and _is_left_behind(entry.path):
-                shutil.rmtree(entry.path, ignore_errors=True)
+                _remove(entry.path)
                 removed.append(entry.name)
             elif entry.name.startswith(_UNLOCKED + prefix) and _is_old(entry) and _is_left_behind(entry.path):
                 with contextlib.suppress(OSError):  # whoever made it may have taken it just now, or it is not empty
                     os.rmdir(entry.path)
                     removed.append(entry.name)
     return removed
+
+
+def _remove(path: Path | str) -> None:
+    """Remove a folder of this user with all that is in it, as far as that goes.
+
+    ``shutil.rmtree`` goes no deeper than Python's recursion, and not into folders that are made closed to their owner,
+    which a parser could leave behind for ever.
+    """
+    with contextlib.suppress(OSError):
+        top = os.open(path, _FOLDER)
+        try:
+            waiting = os.listdir(top)
+            while waiting:
+                _empty(top, waiting.pop(), waiting)
+        finally:
+            os.close(top)
+        os.rmdir(path)
+
+
+def _empty(top: int, name: str, waiting: list[str]) -> None:
+    """Remove a file or folder, once the folders in it are beside it and wait themselves."""
+    with contextlib.suppress(OSError):
+        if not _is_folder(name, top):
+            os.unlink(name, dir_fd=top)
+            return
+        os.chmod(name, stat.S_IRWXU, dir_fd=top)
+        folder = os.open(name, _FOLDER, dir_fd=top)
+        try:
+            for inner in os.listdir(folder):
+                with contextlib.suppress(OSError):
+                    if not _is_folder(inner, folder):
+                        os.unlink(inner, dir_fd=folder)
+                        continue
+                    os.chmod(inner, stat.S_IRWXU, dir_fd=folder)
+                    beside = secrets.token_hex()
+                    os.rename(inner, beside, src_dir_fd=folder, dst_dir_fd=top)
+                    waiting.append(beside)
+        finally:
+            os.close(folder)
+        os.rmdir(name, dir_fd=top)
+
+
+def _is_folder(name: str, folder: int) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
 
 
 def _is_old(entry: os.DirEntry[str]) -> bool:
