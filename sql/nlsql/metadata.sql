@@ -45,12 +45,13 @@ $$;
 
 CREATE FUNCTION ml_rag._trusted_owners() RETURNS oid[]
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
--- purpose: the owners of relations whom the caller trusts  Reads: the catalog
+-- purpose: the owners of relations and schemas whom the caller trusts  Reads: the catalog
 BEGIN
   RETURN ARRAY(
-    SELECT o.relowner FROM (SELECT DISTINCT c.relowner FROM pg_class AS c
-      WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f')
-                            OFFSET 0) AS o
+    SELECT o.relowner FROM (
+      SELECT c.relowner FROM pg_class AS c WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f')
+      UNION SELECT n.nspowner FROM pg_namespace AS n
+      OFFSET 0) AS o
     WHERE ml_rag._trusts(o.relowner));
 END
 $$;
@@ -62,7 +63,8 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 100 AS $$
 -- each
 -- What ml_rag has made of other tables' rows must be named. As for stores: reading a table can run its
 -- owner's code (a view, a policy), and its comments are shown to a model. Unless
--- it is named, its owner is one whom the caller trusts, or the owner of a schema that is named.
+-- it is named, the caller trusts its owner and that of its schema, and those of what is read with it; the
+-- owner of a schema that is named is one of them.
 -- Reads: the catalog. A column's comment is left out of what is embedded: measured, it makes the
 -- choice of tables worse (needed tables among the first eight: 0.97 with, 0.99 without).
 #variable_conflict use_column
@@ -78,8 +80,14 @@ WITH askable AS MATERIALIZED (
     AND ($1 IS NULL OR n.nspname = ANY ($1))
     AND ($2 IS NULL OR $2 && ARRAY[concat(n.nspname, '.', c.relname), c.relname,
       format('%I.%I', n.nspname, c.relname), quote_ident(c.relname)])
-    AND (c.relowner = ANY (_owners) OR $1 IS NOT NULL AND c.relowner = n.nspowner
-         OR $2 && ARRAY[concat(n.nspname, '.', c.relname), format('%I.%I', n.nspname, c.relname)])
+    AND ($2 && ARRAY[concat(n.nspname, '.', c.relname), format('%I.%I', n.nspname, c.relname)]
+      OR (c.relowner = ANY (_owners) OR $1 IS NOT NULL AND c.relowner = n.nspowner)
+        AND ($1 IS NOT NULL OR n.nspowner = ANY (_owners))
+        AND CASE WHEN c.relkind = 'v' OR c.relhassubclass THEN NOT EXISTS (
+          SELECT FROM unnest(ml_rag._read_with(c.oid)) AS r (oid) JOIN pg_class AS w ON w.oid = r.oid
+          JOIN pg_namespace AS s ON s.oid = w.relnamespace
+          CROSS JOIN LATERAL unnest(ARRAY[w.relowner, s.nspowner]) AS o (owner)
+          WHERE o.owner <> ALL (_owners) AND ($1 IS NULL OR o.owner <> n.nspowner)) ELSE true END)
     AND has_schema_privilege(n.oid, 'USAGE')
     AND c.oid NOT IN (SELECT d.objid FROM pg_depend AS d WHERE d.refclassid = 'pg_extension'::regclass
                       AND d.classid = 'pg_class'::regclass AND d.deptype = 'e')
