@@ -426,9 +426,14 @@ def test_arrays_of_many_values_are_cut(model: SqlModel, shop: Connection, asker:
         "SELECT array_agg(ARRAY[n]) FROM generate_series(1, 200000) AS n",
         "SELECT repeat('\u0001', 1000000), repeat('\U0001f600', 100000) FROM shop.orders",
         "SELECT ('[' || repeat('1,', 400000) || '1]')::jsonb FROM shop.orders",
+        # what is parsed grows with the square of the number of joins
+        "SELECT 1 FROM shop.orders" + "".join(f" CROSS JOIN shop.orders AS o{i}" for i in range(450)),
+        "SELECT * FROM (" * 500 + "TABLE shop.wide" + ") AS a" * 500,
     ],
 )
 def test_what_python_is_given_is_bounded(model: SqlModel, shop: Connection, asker: Connection, sql: str) -> None:
+    columns = ", ".join(f"c{i} integer" for i in range(1500))
+    shop.execute(f"CREATE TABLE shop.wide ({columns}); GRANT SELECT ON shop.wide TO ml_rag_user".encode())
     model.writes("SELECT 1")
     ask(asker)
     before = _peak(asker)

@@ -18,6 +18,10 @@ from ml_rag.errors import MlRagError
 SECONDS = 30
 #: beyond what the backend has already when the statement begins
 MEMORY_BYTES = 128 * 1024 * 1024
+#: the same of parsing it once: to make views of it takes eight times as much
+PARSING_BYTES = 32 * 1024 * 1024
+#: of what is parsed, as text
+MAX_PARSED_CHARACTERS = 4_000_000
 #: of the rows as JSON
 RESULT_BYTES = 16 * 1024 * 1024
 #: in the rows; each takes some hundred bytes once they are jsonb
@@ -39,6 +43,7 @@ _SETTINGS = {
 #: of the view around the statement, as PostgreSQL writes a parsed one: the names of its columns, equal ones too
 _COLUMNS = re.compile(r":eref \{ALIAS :aliasname ml_rag_statement :colnames \(((?:[^()\\]|\\.)*)\)", re.DOTALL)
 
+_TOO_LONG = "54000: it is too long once it is parsed"
 _ONLY_SELECT = "only a single SELECT is allowed: no other statement, no INSERT, UPDATE or DELETE in WITH, no INTO"
 
 
@@ -113,7 +118,8 @@ def _decide(plpy: Any, statement: str, relations: list[int], schemas: list[str],
         outcome.reason = f"it may use {named}, which runs code of an untrusted owner"
         return
     # by itself first: where its parentheses are balanced, those around it below cannot be closed from within
-    plpy.prepare(statement)
+    with _MemoryLimit(PARSING_BYTES):
+        plpy.prepare(statement)
     view = f"CREATE TEMP VIEW ml_rag_statement_columns AS SELECT true AS x FROM (\n{statement}\n) AS ml_rag_statement"  # noqa: S608
     try:
         with plpy.subtransaction():
@@ -124,8 +130,11 @@ def _decide(plpy: Any, statement: str, relations: list[int], schemas: list[str],
             raise
         outcome.reason = f"{sqlstate(e)}: {_ONLY_SELECT} ({e})"
         return
-    tree = _value(plpy, "SELECT ml_rag._parsed('ml_rag_statement_columns')")
-    if found := _COLUMNS.search(tree):
+    text = _parsed(plpy, "ml_rag_statement_columns")
+    if text is None:
+        outcome.reason = _TOO_LONG
+        return
+    if found := _COLUMNS.search(text):
         outcome.columns = [
             re.sub(r"\\(.)", r"\1", name[1:-1], flags=re.DOTALL) for name in re.split(r"(?<!\\) ", found[1])
         ]
@@ -140,18 +149,25 @@ def _decide(plpy: Any, statement: str, relations: list[int], schemas: list[str],
 
 def _too_large(plpy: Any) -> str | None:
     """Why the view could take too long where PostgreSQL cancels nothing, or too much memory; see ``sizes``."""
-    text = _value(
-        plpy,
-        "SELECT CASE WHEN pg_catalog.int4le(pg_catalog.length(v.tree), 4000000) THEN v.tree END"
-        " FROM ml_rag._parsed('ml_rag_statement') AS v (tree)",
-    )
+    text = _parsed(plpy, "ml_rag_statement")
     if text is None:
-        return "54000: it is too long once it is parsed"
+        return _TOO_LONG
     (query,) = tree.parse(text)
     functions = sizes.functions(query)
     signatures = _value(plpy, "SELECT ml_rag._signatures($1)", "oid[]", functions)
     reason = sizes.check(query, dict(zip(functions, signatures, strict=True)))
     return reason and f"54000: {reason}"
+
+
+def _parsed(plpy: Any, view: str) -> str | None:
+    """The tree of a view; None where it is too long."""
+    text: str | None = _value(
+        plpy,
+        "SELECT CASE WHEN pg_catalog.int4le(pg_catalog.length(v.tree), "  # noqa: S608
+        f"{MAX_PARSED_CHARACTERS}) THEN v.tree END FROM ml_rag._parsed($1) AS v (tree)",
+        *("text", view),
+    )
+    return text
 
 
 def _value(plpy: Any, statement: str, *arguments: Any) -> Any:
@@ -175,7 +191,7 @@ def _run(plpy: Any, max_rows: int, outcome: Outcome) -> None:
     rows: list[str] = []
     size = values = 0
     _value(plpy, "SELECT ml_rag._fits(0)")  # compiled while there is memory
-    with _MemoryLimit() as limit:
+    with _MemoryLimit(MEMORY_BYTES) as limit:
         cursor = plpy.cursor(plpy.prepare(statement, ["int8"]), [max_rows + 1])
         while fetched := cursor.fetch(1):
             row = fetched[0]["row"]
@@ -209,12 +225,15 @@ class _MemoryLimit:
 
     current: _MemoryLimit | None = None
 
+    def __init__(self, size: int) -> None:
+        self._size = size
+
     def __enter__(self) -> _MemoryLimit:
         self._before = resource.getrlimit(resource.RLIMIT_DATA)
         with open("/proc/self/status") as status:
             used = next((int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:")), 0)
         bounds = [bound for bound in self._before if bound != resource.RLIM_INFINITY]
-        self._limit = min([used + MEMORY_BYTES, *bounds])
+        self._limit = min([used + self._size, *bounds])
         _MemoryLimit.current = self
         self.begin()
         return self
