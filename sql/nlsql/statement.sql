@@ -192,12 +192,12 @@ $$;
 CREATE FUNCTION ml_rag._statement_row() RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SET search_path FROM CURRENT AS $$
 -- purpose: an expression for a row of view ml_rag_statement as a JSON array: numbers, booleans, arrays and
--- JSON as they are, all else as text; null if one of its arrays has more than 100 000 elements
+-- JSON as they are, all else as text, and JSON that jsonb cannot hold; null if one of its arrays has more
+-- than 100 000 elements
 -- By output functions: casts to JSON or text can be the code of the owner of a type.
 -- Reads: the catalog
 DECLARE
   _numbers constant oid[] := '{bool,int2,int4,int8,float4,float8,numeric}'::regtype[];
-  _json constant oid[] := '{json,jsonb}'::regtype[];
   _values text;
   _cardinalities text;
 BEGIN
@@ -212,9 +212,13 @@ BEGIN
   SELECT string_agg(format('CASE WHEN %1$s IS NOT DISTINCT FROM NULL THEN ''null'' ELSE %2$s END',
     b.name, CASE
       WHEN b.type = ANY (_numbers) THEN format('pg_catalog.to_json(%s)::pg_catalog.text', b.name)
-      WHEN b.type = ANY (_json) THEN format('%s::pg_catalog.text', b.name)
+      WHEN b.type = 'jsonb'::regtype THEN format('%s::pg_catalog.text', b.name)
+      WHEN b.type = 'json'::regtype THEN format('COALESCE(ml_rag._as_jsonb(%1$s)::pg_catalog.text, '
+        'pg_catalog.to_json(%1$s::pg_catalog.text)::pg_catalog.text)', b.name)
       WHEN NOT is_array THEN format('pg_catalog.to_json(pg_catalog.concat(%s))::pg_catalog.text', b.name)
-      WHEN t.typelem = ANY (_numbers || _json) THEN
+      WHEN t.typelem = 'json'::regtype THEN format('COALESCE(ml_rag._as_jsonb(pg_catalog.array_to_json(%1$s))'
+        '::pg_catalog.text, pg_catalog.array_to_json(%1$s::pg_catalog.text[])::pg_catalog.text)', b.name)
+      WHEN t.typelem = ANY (_numbers || 'jsonb'::regtype) THEN
         format('pg_catalog.array_to_json(%s)::pg_catalog.text', b.name)
       ELSE format('pg_catalog.array_to_json(pg_catalog.concat(%s)::pg_catalog.text[])::pg_catalog.text',
         b.name) END), ', '

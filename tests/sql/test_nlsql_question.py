@@ -233,6 +233,28 @@ def test_forms_of_values(model: SqlModel, shop: Connection, asker: Connection) -
     assert row == ("12345678901234567890123.5000",)
 
 
+def test_json_that_jsonb_cannot_hold_is_text(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    """Whoever writes one row could have every answer fail that has it."""
+    shop.execute("CREATE TABLE shop.notes (id serial, note json); GRANT SELECT ON shop.notes TO ml_rag_user")
+    insert = "INSERT INTO shop.notes (note) VALUES (%s::text::json)"
+    low, high = 1, 100_000
+    while high - low > 1:  # as deep as can be stored
+        middle = (low + high) // 2
+        try:
+            shop.execute(insert, ("[" * middle + "]" * middle,))
+            low = middle
+        except psycopg.errors.StatementTooComplex:
+            high = middle
+    shop.execute("TRUNCATE shop.notes")
+    notes = ['{"a": "\\ud800"}', '"\\u0000"', '{"n": 1e999999}', "[" * low + "]" * low]
+    for note in ['{"a": 1.10}', *notes]:
+        shop.execute(insert, (note,))
+    model.writes("SELECT note FROM shop.notes ORDER BY id")
+    assert ask(asker, use_retry=False)["rows"] == [[{"a": 1.1}], *([note] for note in notes)]
+    model.writes("SELECT ARRAY[note] FROM shop.notes ORDER BY id")
+    assert ask(asker, use_retry=False)["rows"] == [[[{"a": 1.1}]], *([[note]] for note in notes)]
+
+
 def test_names_of_columns_and_order_are_kept(model: SqlModel, shop: Connection, asker: Connection) -> None:
     columns = 'id, id, count(*), count(*), 7, \'x\' AS "a ""b"" {c} \\ (d)", 8 AS "ü"'
     model.writes(f"SELECT {columns} FROM shop.orders GROUP BY 1 LIMIT 0")
