@@ -69,10 +69,10 @@
 
 -- pipeline: question in, answer with citations out
 \i pipeline/discover.sql
+\i pipeline/isolate.sql
 \i pipeline/condition.sql
 \i pipeline/filter.sql
 \i pipeline/embed.sql
-\i pipeline/isolate.sql
 \i pipeline/shards.sql
 \i pipeline/function.sql
 \i pipeline/documents.sql

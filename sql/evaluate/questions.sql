@@ -175,6 +175,8 @@ DECLARE
   _column name;
   _near text;
   _lock_timeout text;
+  _statement text;
+  _context text;
 BEGIN
   FOREACH _store IN ARRAY coalesce(stores, '{}') LOOP
     EXIT WHEN cardinality(_unknown) = 0;
@@ -189,13 +191,16 @@ BEGIN
           _lock_timeout := ml_rag._limit_wait(1000);
         END IF;
         PERFORM ml_rag._hold(ml_rag._parts(_store.relation));
-        EXECUTE format('SELECT array_agg(n.name) FROM (SELECT DISTINCT t.%I::text AS name FROM %s AS t) AS n',
-          _column, _store.relation) INTO _found;
+        _statement := format('SELECT array_agg(n.name) FROM (SELECT DISTINCT t.%I::text AS name FROM %s '
+          'AS t) AS n', _column, _store.relation);
+        EXECUTE _statement INTO _found;
         IF _lock_timeout IS NOT NULL THEN
           PERFORM set_config('lock_timeout', _lock_timeout, true);
         END IF;
-      EXCEPTION WHEN OTHERS THEN
-        IF coalesce(_store.found, 'named') = 'named' OR SQLSTATE = '40001' THEN
+      EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+        GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
+        IF coalesce(_store.found, 'named') = 'named' OR SQLSTATE IN ('57014', '40001')
+          AND NOT ml_rag._is_of_server(_context, coalesce(_statement, '')) THEN
           RAISE;
         END IF;
         -- the first question says so

@@ -15,6 +15,8 @@ DECLARE
   _name text;
   _is_named boolean;
   _former_wait text;
+  _statement text;
+  _context text;
   _found jsonb;
   _documents jsonb := '[]';
 BEGIN
@@ -32,7 +34,7 @@ BEGIN
         _found := jsonb_build_array(jsonb_build_array(_store.vector_store, jsonb_build_array(
           (SELECT c.relname FROM pg_class AS c WHERE c.oid = _store.relation))));
       ELSE
-        EXECUTE format($query$
+        _statement := format($query$
           SELECT jsonb_agg(jsonb_build_array(d.name, CASE WHEN $2 THEN (
             SELECT coalesce(jsonb_agg(left(t.title, 300) ORDER BY t.place), '[]')
             FROM (VALUES (1, d.metadata ->> 'title'), (2, d.metadata -> 'headings' ->> -1)) AS t (place,
@@ -49,15 +51,18 @@ BEGIN
           CASE WHEN _store.segment_number IS NULL THEN '1' ELSE format('t.%I', _store.segment_number) END,
           CASE WHEN with_titles AND _store.metadata IS NOT NULL THEN
             format('to_jsonb(t.%I)', _store.metadata) ELSE 'NULL::jsonb' END,
-          ml_rag._rows_of(_store), format('t.%I IS NOT NULL', coalesce(_store.document_name, _store.segment)))
-        INTO _found USING _most, with_titles, first;
+          ml_rag._rows_of(_store),
+          format('t.%I IS NOT NULL', coalesce(_store.document_name, _store.segment)));
+        EXECUTE _statement INTO _found USING _most, with_titles, first;
       END IF;
       _documents := _documents || coalesce(_found, '[]');
       IF NOT _is_named THEN
         PERFORM set_config('lock_timeout', _former_wait, true);
       END IF;
-    EXCEPTION WHEN OTHERS THEN
-      IF _is_named OR SQLSTATE = '40001' THEN
+    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+      GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
+      IF _is_named OR SQLSTATE IN ('57014', '40001')
+        AND NOT ml_rag._is_of_server(_context, coalesce(_statement, '')) THEN
         RAISE;
       END IF;
     END;

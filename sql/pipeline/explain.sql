@@ -18,6 +18,8 @@ DECLARE
   _n bigint;
   _is_named boolean := store.found IS DISTINCT FROM 'trusted';
   _former_wait text;
+  _context text;
+  _statement text;
 BEGIN
   IF NOT EXISTS (
     SELECT FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
@@ -29,14 +31,17 @@ BEGIN
     _former_wait := ml_rag._limit_wait(1000);
     PERFORM ml_rag._hold(ml_rag._parts(store.relation));
   END IF;
-  EXECUTE format('SELECT count(*) FROM %s AS t WHERE t.%I IS NULL AND t.%I::text ~ ''[^[:space:]]''',
-    ml_rag._rows_of(store), store.segment_embedding, store.segment) INTO _n;
+  _statement := format('SELECT count(*) FROM %s AS t WHERE t.%I IS NULL AND t.%I::text ~ ''[^[:space:]]''',
+    ml_rag._rows_of(store), store.segment_embedding, store.segment);
+  EXECUTE _statement INTO _n;
   IF NOT _is_named THEN
     PERFORM set_config('lock_timeout', _former_wait, true);
   END IF;
   RETURN nullif(_n, 0);
-EXCEPTION WHEN OTHERS THEN
-  IF _is_named OR SQLSTATE = '40001' THEN
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
+  IF _is_named OR SQLSTATE IN ('57014', '40001')
+    AND NOT ml_rag._is_of_server(_context, coalesce(_statement, '')) THEN
     RAISE;
   END IF;
   RETURN NULL;

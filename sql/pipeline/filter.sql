@@ -61,20 +61,30 @@ CREATE FUNCTION ml_rag._metadata_types(store ml_rag.store, n integer) RETURNS TA
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 20 AS $$
 -- purpose: the keys in the metadata of the first n rows and the JSON types of their values; of lists those of
 -- the elements
--- No row if the metadata is not jsonb of a table.
+-- No row if the metadata is not jsonb of a table, or cannot be read: it is looked at for hints alone, which
+-- end no call, whatever the server of a shard says.
 -- Reads: the store, as the caller
+DECLARE
+  _statement text;
+  _context text;
 BEGIN
   IF EXISTS (
     SELECT FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
     WHERE c.oid = store.relation AND c.relkind IN ('r', 'p', 'm') AND a.attname = store.metadata
       AND a.atttypid = 'jsonb'::regtype) THEN
     PERFORM ml_rag._hold(ml_rag._parts(store.relation)) WHERE store.found = 'trusted';
-    RETURN QUERY EXECUTE format($query$
+    _statement := format($query$
       SELECT DISTINCT k.key,
         jsonb_typeof(CASE jsonb_typeof(k.value) WHEN 'array' THEN k.value -> 0 ELSE k.value END)
       FROM (SELECT t.%I AS document FROM %s AS t LIMIT $1) AS s
       CROSS JOIN jsonb_each(CASE jsonb_typeof(s.document) WHEN 'object' THEN s.document END) AS k
-      $query$, store.metadata, ml_rag._relation_name(store.relation)) USING n;
+      $query$, store.metadata, ml_rag._relation_name(store.relation));
+    RETURN QUERY EXECUTE _statement USING n;
+  END IF;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
+  IF SQLSTATE IN ('57014', '40001') AND NOT ml_rag._is_of_server(_context, coalesce(_statement, '')) THEN
+    RAISE;
   END IF;
 END
 $$;

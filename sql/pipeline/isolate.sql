@@ -13,6 +13,20 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._is_of_server(context text, VARIADIC written text[]) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+-- purpose: whether an error is one of another server. It can have any SQLSTATE, words and context there, but
+-- postgres_fdw adds a line, which what is written here, a statement or names in it, can only look like
+DECLARE
+  _one text;
+BEGIN
+  FOREACH _one IN ARRAY written LOOP
+    context := replace(context, _one, '');
+  END LOOP;
+  RETURN strpos(E'\n' || context, E'\nremote SQL command: ') > 0;
+END
+$$;
+
 CREATE FUNCTION ml_rag._warn_of_failures(failures jsonb[]) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: say which stores were left out, and why. A failure may bring its own words: warning, skipped (the

@@ -84,12 +84,14 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- Reads: the store, as the caller
 DECLARE
   _former_wait text;
+  _context text;
+  _statement text;
 BEGIN
   IF store.found <> 'named' THEN
     _former_wait := ml_rag._limit_wait(1000);
     PERFORM ml_rag._hold(ml_rag._parts(store.relation));
   END IF;
-  RETURN QUERY EXECUTE format($query$
+  _statement := format($query$
     SELECT e.key FROM (SELECT to_jsonb(t.%I) AS metadata FROM %s AS t LIMIT 1000) AS m,
       jsonb_each(CASE jsonb_typeof(m.metadata) WHEN 'object' THEN m.metadata ELSE '{}' END) AS e
     WHERE jsonb_typeof(e.value) IN ('string', 'number', 'boolean') AND length(e.key) <= 200
@@ -97,9 +99,13 @@ BEGIN
     GROUP BY e.key
     HAVING count(*) * 2 > (SELECT count(*) FROM (SELECT FROM %2$s AS t LIMIT 1000) AS n)
     ORDER BY e.key COLLATE "C" LIMIT 20$query$, store.metadata, ml_rag._rows_of(store));
+  RETURN QUERY EXECUTE _statement;
   PERFORM set_config('lock_timeout', _former_wait, true) WHERE _former_wait IS NOT NULL;
-EXCEPTION WHEN OTHERS THEN
-  IF coalesce(store.found, 'named') = 'named' OR SQLSTATE = '40001' THEN
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
+  IF coalesce(store.found, 'named') = 'named'
+    OR SQLSTATE IN ('57014', '40001')
+      AND NOT ml_rag._is_of_server(_context, coalesce(_statement, '')) THEN
     RAISE;
   END IF;
 END

@@ -63,20 +63,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._is_of_server(context text, VARIADIC written text[]) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: whether an error is one of another server. It can have any SQLSTATE, words and context there, but
--- postgres_fdw adds a line, which what is written here, a statement or names in it, can only look like
-DECLARE
-  _one text;
-BEGIN
-  FOREACH _one IN ARRAY written LOOP
-    context := replace(context, _one, '');
-  END LOOP;
-  RETURN strpos(E'\n' || context, E'\nremote SQL command: ') > 0;
-END
-$$;
-
 CREATE FUNCTION ml_rag._why_silent(sqlstate text, message text, detail text, is_of_server boolean)
 RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$

@@ -76,7 +76,7 @@ BEGIN
       PERFORM ml_rag._warn_of_unknown_keys(_store, request.options -> 'filters');
       hits := hits || ml_rag._segments_of(_store, request.options, _most, _longest);
       PERFORM set_config('lock_timeout', _former_wait, true) WHERE _former_wait IS NOT NULL;
-    EXCEPTION WHEN query_canceled OR OTHERS THEN
+    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
       GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL,
         _hint = PG_EXCEPTION_HINT;
       _is_of_server := ml_rag._is_of_server(_context, ml_rag._relation_name(_store.relation));

@@ -399,6 +399,51 @@ def test_a_server_cannot_end_calls_that_do_not_name_its_stores(unnamed: Shard, a
         assert any("neighbours" in text for *_, text in told) == (call == "neighbours"), state
 
 
+#: what has stores read beside the search: for hints, names of documents, keys to filter by, rows without a vector
+BESIDE: dict[str, dict[str, Any]] = {
+    "hint": {"filters": {"colour": {"ne": "x"}}},
+    "hint, in part": {"filters": {"colour": {"ne": "x"}}, "partial": True},
+    "names": {"query_options": {"document_names": True}},
+    "keys": {"query_options": {"filters": True}},
+    "missing": {"explain": True},
+    "nothing": {"filters": {"colour": "x"}},
+}
+
+
+@pytest.mark.parametrize("call", BESIDE)
+def test_nor_by_an_error_of_what_is_read_beside_the_search(
+    unnamed: Shard, four: Connection, asker: Connection, call: str
+) -> None:
+    four.execute("ALTER TABLE four ALTER segment_embedding DROP NOT NULL")
+    options = {"skip_generate": True, "n_citations": 100, **BESIDE[call]}
+    statement = "statement !~ 'segment_embedding' OR statement ~ 'segment_embedding IS NULL'"
+    for state in STATES:
+        for fails in ("true", f"EXISTS (SELECT FROM pg_cursors WHERE {statement})"):
+            with unnamed.connect() as other:
+                other.execute(LIE.format(fails, state))
+            if call == "nothing":
+                with error("P0002", "no segment found"):
+                    answer(asker, "birch", options)
+                continue
+            names = [citation["document_name"] for citation in answer(asker, "birch", options)["citations"]]
+            assert "p" in names, state
+            assert "d7" in names or "partial" in options or fails == "true", state
+
+
+def test_a_cancel_is_one_beside_the_search(unnamed: Shard, asker: Connection) -> None:
+    with unnamed.connect() as other:
+        other.execute(
+            "CREATE OR REPLACE FUNCTION public.fail() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN"
+            " IF EXISTS (SELECT FROM pg_cursors WHERE statement !~ 'segment_embedding') THEN PERFORM pg_sleep(20);"
+            " END IF; RETURN true; END $$"
+        )
+    asker.execute("SET statement_timeout = '1s'")
+    for call in ("hint", "names", "keys", "nothing"):
+        with error("57014", ours=False):
+            answer(asker, "birch", {"skip_generate": True, **BESIDE[call]})
+    asker.execute("RESET statement_timeout")
+
+
 def test_requests_wait_for_nobody_once_their_call_is_cancelled(
     four: Connection, asker: Connection, liar: Shard
 ) -> None:
