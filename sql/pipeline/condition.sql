@@ -48,6 +48,8 @@ BEGIN
              THEN 'the lowest and the highest value, two numbers or two texts' END
       WHEN _operator IN ('like', 'ilike') THEN
         CASE WHEN _kind <> 'string' THEN 'a pattern with % and _'
+             -- compared with each place of a text, and not cancelled within one
+             WHEN length(_value #>> '{}') > 400 THEN 'a pattern of at most 400 characters'
              -- an odd run of them at the end: the last one has nothing to escape
              WHEN length(substring(_value #>> '{}' FROM '\\*$')) % 2 = 1
              THEN 'a pattern that does not end within an escape' END
@@ -433,7 +435,8 @@ matches a missing key, a JSON null or an SQL NULL; exists is the opposite. ne, n
 row for which eq, in and the condition are not, also for those without a value. A store with neither the
 column nor metadata has no values; a call warns of such stores.
 Errors: 22023 unknown operator, wrong value, a value that the column's type does not take, a column of a type
-that has no such operator, more than 8 levels, 1000 conditions or 10000 values.$$;
+that has no such operator, a pattern of more than 400 characters, more than 8 levels, 1000 conditions or 10000
+values.$$;
 
 CREATE FUNCTION ml_rag._nearest_column(stores ml_rag.store[], key text) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$

@@ -264,6 +264,8 @@ def nested(levels: int) -> Any:
         ({"year": {"between": [True, False]}}, ['"between"']),
         ({"year": {"like": 1}}, ['"like"']),
         ({"year": {"like": "a\\"}}, ['"like"', "escape"]),
+        ({"author": {"like": "%a" * 200 + "b"}}, ["at most 400 characters"]),
+        ({"not": {"/author": {"ilike": "a" * 401}}}, ["at most 400 characters"]),
         ({"year": {"ilike": "\\\\\\"}}, ['"ilike"', "escape"]),
         ({"year": {"exists": "yes"}}, ['"exists"']),
         ({"year": {"exists": None}}, ['"exists"']),
