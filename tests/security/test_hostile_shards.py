@@ -430,6 +430,16 @@ def test_nor_by_an_error_of_what_is_read_beside_the_search(
             assert "d7" in names or "partial" in options or fails == "true", state
 
 
+def test_nor_an_evaluation(unnamed: Shard, asker: Connection) -> None:
+    query = "SELECT 'birch' AS question, ARRAY['p', 'unknown'] AS documents"
+    options = json.dumps({"generate": False, "keep": False})
+    for state in STATES:
+        with unnamed.connect() as other:
+            other.execute(LIE.format("EXISTS (SELECT FROM pg_cursors WHERE statement !~ 'segment_embedding')", state))
+        ((found,),) = rows(asker, "SELECT ml_rag_evaluate(%s, %s)", query, options)
+        assert found["questions"] == 1, state
+
+
 def test_a_cancel_is_one_beside_the_search(unnamed: Shard, asker: Connection) -> None:
     with unnamed.connect() as other:
         other.execute(
