@@ -109,21 +109,26 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 3 AS $$
 -- Reads: ml_rag.setting_value, ml_rag.preset
 DECLARE
   _session text := nullif(current_setting('ml_rag.options', true), '');
+  _is_own boolean;
 BEGIN
   FOR given IN SELECT ml_rag._options_of_setting('default_options', v.value) FROM ml_rag.setting_value AS v
     WHERE v.name = 'default_options' LOOP
     level := 'setting default_options';
     RETURN NEXT;
   END LOOP;
-  IF _session IS NOT NULL THEN
+  -- only a superuser sets it for a role or a database; what is set for another role is not for this one
+  _is_own := session_user = current_user OR EXISTS (
+    SELECT FROM pg_db_role_setting AS d
+    WHERE concat('ml_rag.options=', _session) = ANY (d.setconfig)
+      AND d.setrole IN (0, quote_ident(current_user)::regrole)
+      AND d.setdatabase IN (0,
+        (SELECT b.oid FROM pg_database AS b WHERE b.datname = current_database())));
+  -- in a function that is SECURITY DEFINER it is the caller's, who could have other columns and rows shown
+  -- than the function shows
+  IF _session IS NOT NULL AND (_is_own OR current_setting('role') = current_user) THEN
     level := 'setting ml_rag.options';
     given := ml_rag._options_of_setting('ml_rag.options', _session);
-    -- only a superuser sets it for a role or a database; what is set for another role is not for this one
-    PERFORM ml_rag._check_named(level, given, $1) WHERE session_user <> current_user AND NOT EXISTS (
-      SELECT FROM pg_db_role_setting AS d
-      WHERE concat('ml_rag.options=', _session) = ANY (d.setconfig)
-        AND d.setrole IN (0, quote_ident(current_user)::regrole)
-        AND d.setdatabase IN (0, (SELECT b.oid FROM pg_database AS b WHERE b.datname = current_database())));
+    PERFORM ml_rag._check_named(level, given, $1) WHERE NOT _is_own;
     RETURN NEXT;
   END IF;
   IF jsonb_typeof($1 -> 'preset') = 'string' THEN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -431,19 +432,16 @@ def test_no_setting_of_a_session_names_for_another_role_what_it_does_not_trust(
     for connection in (attacker, superuser):
         connection.execute(sql.SQL("SET ml_rag.options = {}; SET ml_rag.chat_options = {}").format(options, chat))
     superuser.execute(sql.SQL("SET ROLE {}").format(roles[0]))
-    for connection, ask_it in (
-        (attacker, "SELECT public.asked()"),
-        (superuser, "SELECT * FROM ml_rag_search('contract')"),
-    ):
-        with error("42501", "setting ml_rag.options names what you do not trust", '"evil.kb"', "in a call of ml_rag"):
-            connection.execute(ask_it.encode())
+    with error("42501", "setting ml_rag.options names what you do not trust", '"evil.kb"', "in a call of ml_rag"):
+        superuser.execute("SELECT * FROM ml_rag_search('contract')")
+    assert attacker.execute("SELECT public.asked()").fetchone() == (["public.good"],)
     for connection, chat_it in ((attacker, "CALL public.chatted()"), (superuser, "CALL heatwave_chat('contract')")):
         connection.execute("RESET ml_rag.options")
         with error("42501", "setting ml_rag.chat_options names what you do not trust", '"evil.kb"'):
             connection.execute(chat_it.encode())
     # what the role trusts, and what it sets itself
-    attacker.execute('SET ml_rag.options = \'{"vector_store": ["public.good"]}\'')
-    assert attacker.execute("SELECT public.asked()").fetchone() == (["public.good"],)
+    superuser.execute('SET ml_rag.options = \'{"vector_store": ["public.good"]}\'')
+    assert superuser.execute("SELECT count(*) > 0 FROM ml_rag_search('contract')").fetchone() == (True,)
     asker.execute(sql.SQL("SET ml_rag.options = {}").format(options))
     assert asker.execute("SELECT public.asked()").fetchone() == (["evil.kb"],)
     # what a superuser has set for all who connect
@@ -460,13 +458,45 @@ def test_no_setting_of_a_session_names_for_another_role_what_it_does_not_trust(
     superuser.execute(sql.SQL("ALTER ROLE {} SET ml_rag.options = {}").format(tenant, options))
     try:
         attacker.execute(sql.SQL("SET ml_rag.options = {}").format(options))
-        with error("42501", "setting ml_rag.options names what you do not trust", '"evil.kb"'):
-            attacker.execute("SELECT public.asked()")
+        assert attacker.execute("SELECT public.asked()").fetchone() == (["public.good"],)
         superuser.execute(sql.SQL("ALTER ROLE {} SET ml_rag.options = {}").format(roles[0], options))
         assert attacker.execute("SELECT public.asked()").fetchone() == (["evil.kb"],)
     finally:
         for role in (tenant, roles[0]):
             superuser.execute(sql.SQL("ALTER ROLE {} RESET ml_rag.options").format(role))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"vector_store_columns": {"segment": "topic"}},
+        {"citation_fields": ["metadata"]},
+        {"return": "document"},
+        {"retrieval_options": {"segment_overlap": 5}},
+        {"explain": True},
+        {"exclude_vector_store": ["public.good"]},
+        {"n_citations": "?"},
+    ],
+    ids=str,
+)
+def test_a_function_with_its_owners_rights_shows_no_more_by_a_setting_of_its_caller(
+    good: Database, options: dict[str, Any]
+) -> None:
+    """Neither other columns nor rows that its own filters leave out."""
+    owner, caller = good.connect(), good.connect("tenant")
+    owner.execute(
+        "CREATE FUNCTION shown() RETURNS jsonb LANGUAGE sql SECURITY DEFINER AS $$ SELECT ml_rag_answer('contract', '"
+        '{"vector_store": ["public.good"], "filters": {"segment_number": 0}, "skip_generate": true}'
+        "') $$; REVOKE SELECT ON good FROM ml_rag_user"
+    )
+    try:
+        (before,) = caller.execute("SELECT shown()").fetchone() or ()
+        assert texts(before) == ["contract notice"]
+        caller.execute("SELECT set_config('ml_rag.options', %s, false)", (json.dumps(options),))
+        assert caller.execute("SELECT shown()").fetchone() == (before,)
+        assert before["citations"][0].keys() == {"segment", "distance", "document_name"}
+    finally:
+        owner.execute("DROP FUNCTION shown(); GRANT SELECT ON good TO ml_rag_user")
 
 
 def test_only_a_superuser_can_make_others_trust_a_role(
