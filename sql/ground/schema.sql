@@ -142,10 +142,11 @@ $$;
 
 CREATE FUNCTION ml_rag._full_name(relation regclass) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: a relation's name with its schema, quoted where need be
+-- purpose: a relation's name with its schema, quoted where need be: the one that it has now, whatever older
+-- one the snapshot of the transaction shows, which another relation may have by now
 BEGIN
-  RETURN (SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class AS c
-          JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation);
+  RETURN (SELECT concat(o.schema, '.', o.name)
+          FROM pg_identify_object('pg_class'::regclass, relation, 0) AS o WHERE o.name IS NOT NULL);
 END
 $$;
 

@@ -3,6 +3,7 @@ by its OID, and reads it by its name."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,6 +31,12 @@ ITEMS = (
     "SELECT '(0,1)'::tid AS ctid, 1 AS id, 'x'::text AS segment, NULL::vector(16) AS segment_embedding"
     " FROM generate_series(1, 3) WHERE public.evil()"
 )
+SEGMENTS = (
+    "SELECT 1 AS source_id, 1::bigint AS document_id, 'd' AS document_name, '{}'::jsonb AS metadata,"
+    " 1 AS segment_number, 'x' AS segment, 1::bigint AS text_hash, NULL::vector(16) AS segment_embedding"
+    " FROM generate_series(1, 3) WHERE public.evil()"
+)
+SOURCE = ITEMS.replace(" FROM", ", 'x'::text AS name, 'd'::text AS document_name FROM", 1)
 
 
 def make_items(owner: Connection) -> None:
@@ -55,6 +62,12 @@ def make_former(owner: Connection) -> None:
 def make_segments(owner: Connection) -> None:
     owner.execute("CREATE TABLE items (id integer PRIMARY KEY, name text)")
     create(owner, columns="name", destination="table")
+    owner.execute("GRANT INSERT ON items TO PUBLIC")
+
+
+def make_at_once(owner: Connection) -> None:
+    owner.execute("CREATE TABLE items (id integer PRIMARY KEY, name text)")
+    create(owner, columns="name", destination="table", mode="immediate")
     owner.execute("GRANT INSERT ON items TO PUBLIC")
 
 
@@ -228,6 +241,44 @@ def test_what_takes_the_name_of_a_table_that_is_waited_for_runs_no_code(
     said: list[str] = []
     caller.add_notice_handler(lambda d: said.append(d.message_primary or ""))
     exchange(owner, case.table, case.plant, holder, queue, attacker, lambda: caller.execute(case.call.encode()))
+    assert not any("ran as" in message for message in said), said
+
+
+@pytest.mark.parametrize(
+    ("make", "table", "plant", "caller", "call"),
+    [
+        (make_segments, "items_segments", SEGMENTS, "tenant", "INSERT INTO items VALUES (1, 'x')"),
+        (make_segments, "items", SOURCE, "tenant", "INSERT INTO former VALUES (1, 'x')"),
+        (make_at_once, "items_segments", SEGMENTS, "tenant", "INSERT INTO items VALUES (1, 'x')"),
+        (make_items, "items", ITEMS, None, "SELECT ml_rag_evaluate('former')"),
+        (make_items, "items", ITEMS, None, "SELECT ml_rag_evaluate('former'::regclass)"),
+    ],
+    ids=["segments", "their source", "segments of an immediate vectorizer", "questions", "questions by their OID"],
+)
+def test_what_has_the_name_that_a_snapshot_shows_runs_no_code(
+    db: Database,
+    owner: Connection,
+    make: Callable[[Connection], None],
+    table: str,
+    plant: str,
+    caller: str | None,
+    call: str,
+) -> None:
+    """At REPEATABLE READ the catalog shows a table by the name that it had, which is another relation's by now."""
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    make(owner)
+    session, attacker = db.connect(caller), db.connect("tenant")
+    said: list[str] = []
+    session.add_notice_handler(lambda d: said.append(d.message_primary or ""))
+    attacker.execute(
+        "CREATE FUNCTION evil() RETURNS boolean LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN true; END $$"
+    )
+    session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM pg_class")
+    owner.execute(f"ALTER TABLE {table} RENAME TO former".encode())
+    attacker.execute(f"CREATE VIEW {table} AS {plant}; GRANT ALL ON {table} TO PUBLIC".encode())
+    with contextlib.suppress(psycopg.Error):
+        session.execute(call.encode())
     assert not any("ran as" in message for message in said), said
 
 
