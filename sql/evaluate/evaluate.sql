@@ -282,9 +282,10 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._evaluate(source text, options jsonb, path text) RETURNS jsonb
+CREATE FUNCTION ml_rag._evaluate(source text, options jsonb, path text, relation regclass DEFAULT NULL)
+RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: ml_rag_evaluate; path is the caller's search_path
+-- purpose: ml_rag_evaluate; path is the caller's search_path, relation the table that source names
 -- Writes: ml_rag.evaluation_run, ml_rag.evaluation_question
 DECLARE
   _call integer := ml_rag._begin('ml_rag_evaluate');
@@ -316,7 +317,7 @@ BEGIN
       HINT = 'Set "keep": false.';
   END IF;
   _questions :=
-    ARRAY(SELECT jsonb_array_elements(ml_rag._check_questions(ml_rag._read_questions(source, path),
+    ARRAY(SELECT jsonb_array_elements(ml_rag._check_questions(ml_rag._read_questions(source, path, relation),
     _parsed.columns, _parsed.own)));
   _stores := ml_rag._discover(_parsed.rag);
   IF cardinality(_stores) = 0 AND (_parsed.rag ->> 'n_citations')::integer > 0 THEN
@@ -439,7 +440,7 @@ BEGIN
   IF $1 IS NULL OR ml_rag._full_name($1) IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'table of questions does not exist';
   END IF;
-  RETURN ml_rag._evaluate(ml_rag._full_name($1), $2, 'pg_catalog, pg_temp');
+  RETURN ml_rag._evaluate(ml_rag._full_name($1), $2, 'pg_catalog, pg_temp', $1);
 @CATCH@
 END
 $$;

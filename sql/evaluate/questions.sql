@@ -1,9 +1,9 @@
 -- questions: what the ruler is asked to measure: options, and questions from a table or a query.
 
-CREATE FUNCTION ml_rag._read_questions(source text, path text) RETURNS jsonb
+CREATE FUNCTION ml_rag._read_questions(source text, path text, relation regclass DEFAULT NULL) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the rows of a table or a query as JSON objects, in their order; names mean what they mean to the
--- caller
+-- caller. relation: the table, where it was given by its OID
 -- A query can do no more than the caller: it is one statement (a loop takes no two), a subquery, so that it
 -- changes nothing by itself, and read-only, so that no function in it does. What it did all the same, such as
 -- a temporary table's rows, is rolled back.
@@ -28,7 +28,7 @@ BEGIN
     -- after set_config names are looked up in the caller's path, so there is nothing here that is not
     -- qualified
     PERFORM pg_catalog.set_config('search_path', path, true);
-    _relation := source::pg_catalog.regclass;
+    _relation := coalesce(relation, source::pg_catalog.regclass);
     PERFORM pg_catalog.set_config('search_path', _path, true);
     PERFORM ml_rag._hold(ARRAY[_relation::pg_catalog.oid]);
     _query := pg_catalog.format('TABLE %s', ml_rag._full_name(_relation));

@@ -282,6 +282,36 @@ def test_what_has_the_name_that_a_snapshot_shows_runs_no_code(
     assert not any("ran as" in message for message in said), said
 
 
+def test_questions_are_those_of_the_table_though_the_store_of_a_preset_is_waited_for(
+    db: Database, owner: Connection
+) -> None:
+    """Any role can have a superuser wait for the one, until it has put something in the place of the other."""
+    owner.execute(
+        "GRANT CREATE ON SCHEMA public TO PUBLIC;"
+        "CREATE TABLE items (id integer, question text); INSERT INTO items VALUES (1, 'text')"
+    )
+    make_docs(owner)
+    owner.execute("SELECT ml_rag.create_preset('docs', '{\"vector_store\": [\"public.docs\"]}')")
+    caller, holder, attacker = db.connect(), db.connect(), db.connect("tenant")
+    said: list[str] = []
+    caller.add_notice_handler(lambda d: said.append(d.message_primary or ""))
+    attacker.execute(
+        "CREATE FUNCTION evil() RETURNS boolean LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN true; END $$"
+    )
+    options = '{"options": {"preset": "docs"}, "keep": false}'
+    call = f"SELECT ml_rag_evaluate('items'::regclass, '{options}') ->> 'questions'"
+    waiting = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND pid = %s"
+    with holder.transaction():
+        holder.execute("LOCK TABLE docs")
+        running = Background(lambda: caller.execute(call.encode()).fetchone())
+        wait_until(lambda: owner.execute(waiting, (caller.info.backend_pid,)).fetchone() == (True,))
+        owner.execute("ALTER TABLE items RENAME TO former")
+        attacker.execute("CREATE VIEW items AS SELECT 1 AS id, 'x' AS question WHERE public.evil()")
+    assert running.result() == ("1",)
+    assert not any("ran as" in message for message in said), said
+
+
 def test_no_view_of_somebody_else_is_replaced_that_took_the_name_of_one_that_is_waited_for(
     db: Database, owner: Connection
 ) -> None:
