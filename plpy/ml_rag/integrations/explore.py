@@ -84,10 +84,11 @@ _LOAD = sql.SQL(
     "SELECT ml_rag.load_document(%(oid)s::pg_catalog.oid::pg_catalog.regclass, %(name)s, %(content)s) AS outcome"
 )
 _WHY = sql.SQL("SELECT w.* FROM ml_rag.why_not(%(query)s, %(options)s, %(document)s, %(segment)s) AS w")
-# Everybody writes runs of their own, and a superuser sees all of them: texts of any length are cut before they come.
+# Everybody writes runs of their own, and a superuser reads all of them, so that the page lists those of its role; texts of
+# any length are cut before they come.
 _RUNS = sql.SQL(
     """SELECT r.run_id, pg_catalog.left(r.name, 200) AS name, r.started_at, r.questions, r.measures
-    FROM ml_rag.evaluation_run AS r ORDER BY r.run_id DESC LIMIT %(most)s"""
+    FROM ml_rag.evaluation_run AS r WHERE r.role = current_user ORDER BY r.run_id DESC LIMIT %(most)s"""
 )
 _RUN = sql.SQL(
     """SELECT r.run_id, pg_catalog.left(r.name, 200) AS name, r.seconds, r.questions, r.measures,
@@ -127,7 +128,7 @@ _IN_RUNS = sql.SQL(
         FROM pg_catalog.jsonb_array_elements(q.citations) WITH ORDINALITY AS c (value, place)
         WHERE c.place <= 10) AS citations
     FROM ml_rag.evaluation_question AS q JOIN ml_rag.evaluation_run AS r USING (run_id)
-    WHERE q.question = %(question)s ORDER BY r.run_id DESC LIMIT %(most)s"""
+    WHERE q.question = %(question)s AND r.role = current_user ORDER BY r.run_id DESC LIMIT %(most)s"""
 )
 _RELATION = sql.SQL("SELECT pg_catalog.to_regclass(%(name)s)::pg_catalog.oid AS oid")
 _NAMES = sql.SQL(
