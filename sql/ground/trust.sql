@@ -264,10 +264,11 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- of its own run, by a condition too, or a text as a statement, by an argument of another's function. Only
 -- the owner can ENABLE ALWAYS a trigger. A role with REFERENCES on a table of segments can have others change
 -- when its rows are deleted; keys of the table itself are not changed.
--- Reads: the catalog  Errors: 42501; 55000 isolation level
+-- Reads: the catalog  Errors: 40001; 42501; 55000 isolation level
 DECLARE
   _refers boolean := filled <> relation;
   _tables oid[] := CASE WHEN _refers THEN ml_rag._changed_with(filled) ELSE ml_rag._parts(filled) END;
+  _newest bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
   _found record;
 BEGIN
   IF NOT ml_rag._are_trusted(ml_rag._parts(relation) || ml_rag._parts(filled)) THEN
@@ -312,6 +313,22 @@ BEGIN
           current_setting('transaction_isolation')),
       HINT = format('Write at READ COMMITTED, or REVOKE TRIGGER, REFERENCES ON %s FROM the role.',
         _found.table);
+  END IF;
+  -- Where a transaction has one snapshot, the catalog shows owners and grants of when it began. A row that
+  -- was changed since tells by which transaction, without its epoch: the one nearest to the snapshot.
+  SELECT c.oid::regclass AS table INTO _found
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace CROSS JOIN LATERAL (
+    SELECT c.xmax UNION ALL SELECT n.xmax
+    UNION ALL SELECT a.xmax FROM pg_attribute AS a WHERE a.attrelid = c.oid) AS r (xmax)
+  WHERE c.oid = ANY (_tables || ml_rag._parts(relation)) AND r.xmax <> '0'
+    AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
+    AND pg_xact_status((_newest + (r.xmax::text::bigint - _newest + 2147483648 & 4294967295)
+      - 2147483648)::text::xid8) = 'committed' LIMIT 1;
+  IF FOUND THEN
+    RAISE EXCEPTION USING ERRCODE = '40001',
+      MESSAGE = format('table "%s" has been changed since the transaction began', _found.table),
+      DETAIL = 'The snapshot of the transaction does not tell who may create triggers on it by now.',
+      HINT = 'Try again, in a new transaction.';
   END IF;
   SELECT t.tgname AS name, t.tgrelid::regclass AS table, r.* INTO _found
   FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid CROSS JOIN LATERAL (

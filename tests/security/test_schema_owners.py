@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -436,6 +437,42 @@ def test_a_trigger_that_is_younger_than_the_snapshot_of_a_transaction_runs_no_co
             owner.execute("DROP TRIGGER evil ON shared.items_segments")
         if granted == "after":
             owner.execute(sql.SQL("REVOKE ALL ON ALL TABLES IN SCHEMA shared FROM {}").format(role))
+    assert attacker.execute("SELECT count(*) FROM hers.ran").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("options", ['"mode": "immediate"', '"destination": "table"'])
+@pytest.mark.parametrize("change", ["GRANT TRIGGER ON {table} TO {role}", "ALTER TABLE {table} OWNER TO {role}"])
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_what_a_role_was_given_since_the_snapshot_of_anothers_transaction_runs_no_code(
+    db: Database, owner: Connection, attacker: Connection, options: str, change: str, level: str
+) -> None:
+    """The catalog shows the writer, who may create no triggers, owners and grants of when its transaction began."""
+    owner.execute("CREATE SCHEMA shared; GRANT USAGE ON SCHEMA shared TO PUBLIC")
+    owner.execute("CREATE TABLE shared.items (id integer PRIMARY KEY, name text)")
+    owner.execute(f"SELECT ml_rag.create_vectorizer('shared.items', '{{\"columns\": \"name\", {options}}}')")
+    owner.execute(sql.SQL("GRANT INSERT ON shared.items TO {}").format(sql.Identifier(db.role("asker"))))
+    attacker.execute(
+        "CREATE TABLE hers.ran (who name); GRANT USAGE ON SCHEMA hers TO PUBLIC; GRANT INSERT ON hers.ran TO PUBLIC;"
+        "CREATE FUNCTION hers.evil() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN INSERT INTO hers.ran SELECT current_user; RETURN NEW; END$$"
+    )
+    writer = db.connect("asker")
+    # one that has failed has changed nothing
+    with contextlib.suppress(psycopg.Error):
+        owner.execute("BEGIN; ALTER TABLE shared.items ADD x integer; ALTER TABLE shared.items DROP y; COMMIT")
+    owner.execute("ROLLBACK")
+    writer.execute(f"BEGIN ISOLATION LEVEL {level}; INSERT INTO shared.items VALUES (1, 'lamp'); COMMIT".encode())
+    writer.execute(f"BEGIN ISOLATION LEVEL {level}; SELECT count(*) FROM pg_class".encode())
+    tables = ("items", "items_segments") if "table" in options else ("items",)
+    role = sql.Identifier(db.role("tenant"))
+    for table in tables:
+        owner.execute(sql.SQL(change).format(table=sql.Identifier("shared", table), role=role))
+    event = "INSERT" if "table" in options else "UPDATE"
+    made = f"CREATE TRIGGER evil BEFORE {event} ON shared.{tables[-1]} FOR EACH ROW EXECUTE FUNCTION hers.evil()"
+    attacker.execute(made.encode())
+    with error("40001", "has been changed since the transaction began", "new transaction"):
+        writer.execute("INSERT INTO shared.items VALUES (2, 'lamp')")
+    writer.execute("ROLLBACK")
     assert attacker.execute("SELECT count(*) FROM hers.ran").fetchone() == (0,)
 
 
