@@ -123,6 +123,12 @@ BEGIN
     || CASE WHEN _options ? 'table_metadata'
             THEN jsonb_build_object('vector_store_columns', _options -> 'table_metadata') ELSE '{}' END);
   PERFORM ml_rag._check_named('setting ml_rag.chat_options', _rag, '{}') WHERE session_user <> current_user;
+  IF _options ? 'table_metadata' AND session_user <> current_user
+    AND current_setting('role') <> current_user THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'setting ml_rag.chat_options names columns',
+      DETAIL = 'In a function that is SECURITY DEFINER it is the caller''s, who could have any column shown.',
+      HINT = 'Call ml_rag_chat there, with "vector_store_columns".';
+  END IF;
   -- where nobody named a store and there is none, the model answers alone
   IF NOT _options ?| '{tables,schema_name,include_document_uris}' AND NOT (_rag -> 'skip_generate')::boolean
     AND cardinality(ml_rag._discover(_rag)) = 0 THEN

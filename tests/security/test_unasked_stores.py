@@ -499,6 +499,24 @@ def test_a_function_with_its_owners_rights_shows_no_more_by_a_setting_of_its_cal
         owner.execute("DROP FUNCTION shown(); GRANT SELECT ON good TO ml_rag_user")
 
 
+def test_a_chat_with_its_owners_rights_shows_no_column_that_its_caller_names(good: Database) -> None:
+    owner, caller = good.connect(), good.connect("tenant")
+    owner.execute(
+        "CREATE PROCEDURE told() LANGUAGE plpgsql SECURITY DEFINER AS"
+        " $$ DECLARE out jsonb; BEGIN CALL heatwave_chat('contract', out); END $$"
+    )
+    chat = "SELECT set_config('ml_rag.chat_options', '{\"skip_generate\": true%s}', false)"
+    try:
+        caller.execute((chat % ', "table_metadata": {"segment": "topic"}').encode())
+        with error("42501", "setting ml_rag.chat_options names columns", "any column shown", "Call ml_rag_chat"):
+            caller.execute("CALL told()")
+        caller.execute("CALL heatwave_chat('contract')")
+        caller.execute((chat % "").encode())
+        caller.execute("CALL told()")
+    finally:
+        owner.execute("DROP PROCEDURE told()")
+
+
 def test_only_a_superuser_can_make_others_trust_a_role(
     good: Database, attacker: Connection, grants: Callable[[str], None]
 ) -> None:
