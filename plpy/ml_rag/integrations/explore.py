@@ -84,8 +84,8 @@ _LOAD = sql.SQL(
     "SELECT ml_rag.load_document(%(oid)s::pg_catalog.oid::pg_catalog.regclass, %(name)s, %(content)s) AS outcome"
 )
 _WHY = sql.SQL("SELECT w.* FROM ml_rag.why_not(%(query)s, %(options)s, %(document)s, %(segment)s) AS w")
-# Everybody writes runs of their own, and a superuser reads all of them: the page lists those of its role, and texts of any
-# length are cut before they come.
+# Everybody writes runs of their own, and a superuser reads all of them: the page lists those of its role, and texts are
+# cut before they come.
 _RUNS = sql.SQL(
     """SELECT r.run_id, pg_catalog.left(r.name, 200) AS name, r.started_at, r.questions, r.measures
     FROM ml_rag.evaluation_run AS r WHERE r.role = current_user ORDER BY r.run_id DESC LIMIT %(most)s"""
