@@ -46,14 +46,15 @@ AS $$
 -- purpose: a function of ml_rag._make_visible goes with its table: those that no policy asks any more.
 -- Neither its name tells, as tables have other OIDs in a database that was restored, nor its schema, which
 -- the table may have left. As whoever drops the table, with that role's own rights.
--- Anybody can make functions that look like these, and hold locks of them. So one's own come first, no more
--- than some are dropped at once, and none is waited for: what is left goes with the next table.
+-- Anybody can make functions that look like these, and hold locks of them or change them meanwhile. So one's
+-- own come first, no more than some are dropped at once, none is waited for, and none fails the statement:
+-- what is left goes with the next table.
 DECLARE
   _function regprocedure;
 BEGIN
   FOR _function IN
     SELECT p.oid FROM pg_proc AS p
-    WHERE p.proname ~ '_\d+_visible$' AND pg_has_role(p.proowner, 'USAGE')
+    WHERE p.proname ~ '_\d+_visible$' AND p.prokind = 'f' AND pg_has_role(p.proowner, 'USAGE')
       AND starts_with(left(obj_description(p.oid, 'pg_proc'), 15), 'made by ml_rag:')
       AND NOT EXISTS (SELECT FROM pg_depend AS e
         WHERE e.refclassid = 'pg_proc'::regclass AND e.refobjid = p.oid
@@ -66,11 +67,11 @@ BEGIN
       -- the DROP does not fail by what the owner of the function has built upon it
       RAISE NOTICE USING MESSAGE = format('function %s was kept', _function),
         DETAIL = 'Other objects depend on it.';
-    WHEN undefined_function OR syntax_error THEN
-      -- dropped by another session meanwhile: an OID that is none prints as a number
-      NULL;
     WHEN lock_not_available THEN
       EXIT;
+    WHEN OTHERS THEN
+      -- such as one that another session has dropped or changed meanwhile
+      NULL;
     END;
   END LOOP;
 END

@@ -30,7 +30,8 @@ BEGIN
     JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = 'segment_embedding' AND NOT a.attisdropped
     JOIN pg_description AS d ON d.classoid = 'pg_class'::regclass AND d.objoid = c.oid
       AND d.objsubid = a.attnum
-    WHERE ml_rag._marked_model(d.description) IS NOT NULL
+    -- anybody may write a comment of 1 GB, and a statement cannot hold it
+    WHERE octet_length(d.description) <= 100000 AND ml_rag._marked_model(d.description) IS NOT NULL
       AND ml_rag._has_vectorizer(c.oid)
       -- on all the time, in all partitions
       AND 'A' = ALL (SELECT t.tgenabled FROM pg_trigger AS t
@@ -45,8 +46,8 @@ BEGIN
           _one.system, _one.database, pg_snapshot_xmin(pg_current_snapshot()))));
     EXCEPTION WHEN lock_not_available THEN
       PERFORM set_config('lock_timeout', '1ms', true);
-    WHEN undefined_table OR undefined_column OR invalid_schema_name OR syntax_error THEN
-      -- dropped or renamed meanwhile
+    WHEN OTHERS THEN
+      -- dropped or renamed meanwhile, and an index may have the name by now
       NULL;
     END;
   END LOOP;

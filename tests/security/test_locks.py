@@ -23,6 +23,11 @@ TABLES = [
     "vectorizer_error",
     "vectorizer_truncated",
 ]
+#: what DROP SCHEMA and the like have marked
+MARKED = (
+    "SELECT c.oid::regclass::text FROM pg_class AS c, pg_description AS d WHERE d.objoid = c.oid"
+    " AND right(d.description, 1000) ~ 'KEPT_UNTIL'"
+)
 
 
 def test_nobody_locks_a_table_of_ml_rag(db: Database, owner: Connection, loader: Connection) -> None:
@@ -223,6 +228,42 @@ def test_no_drop_fails_by_such_functions_that_go_meanwhile(db: Database, owner: 
         thread.join()
 
 
+def test_no_drop_fails_by_what_looks_like_such_functions(db: Database, owner: Connection) -> None:
+    """A procedure or an aggregate is dropped by another statement, and one that changes meanwhile by none."""
+    owner.execute(sql.SQL("CREATE SCHEMA own AUTHORIZATION {}").format(sql.Identifier(db.role("stranger"))))
+    stranger = db.connect("stranger")
+    stranger.execute("CREATE PROCEDURE own.x_1_visible() LANGUAGE sql BEGIN ATOMIC SELECT 1; END")
+    stranger.execute("CREATE AGGREGATE own.x_2_visible(integer) (SFUNC = int4pl, STYPE = integer)")
+    stranger.execute("CREATE FUNCTION own.x_3_visible() RETURNS integer LANGUAGE sql RETURN 1")
+    for kind, name in (("PROCEDURE", "1_visible()"), ("AGGREGATE", "2_visible(integer)"), ("FUNCTION", "3_visible()")):
+        stranger.execute(f"COMMENT ON {kind} own.x_{name} IS 'made by ml_rag: who sees a row of x'")
+    stranger.execute("BEGIN; ALTER FUNCTION own.x_3_visible() COST 2")
+    owner.execute("CREATE TABLE other (); DROP TABLE other")
+    committed = threading.Timer(0.05, stranger.execute, ("COMMIT",))
+    owner.execute("CREATE TABLE other ()")
+    committed.start()
+    owner.execute("DROP TABLE other")
+    committed.join()
+    owner.execute("DROP SCHEMA own CASCADE")
+
+
+def test_no_drop_reads_a_long_comment(db: Database, owner: Connection) -> None:
+    """One of 270 MB could not be marked, and failed it."""
+    owner.execute(sql.SQL("CREATE SCHEMA own AUTHORIZATION {}").format(sql.Identifier(db.role("asker"))))
+    owner.execute("CREATE SCHEMA ml_rag_eval")
+    asker = db.connect("asker")
+    for i in range(2):
+        asker.execute(f"CREATE TABLE own.t{i} (id integer PRIMARY KEY, name text)")
+        asker.execute(f"SELECT ml_rag.create_vectorizer('own.t{i}', '{{\"columns\": \"name\"}}')")
+    asker.execute("""
+        DO $$ BEGIN
+          EXECUTE format('COMMENT ON COLUMN own.t0.segment_embedding IS %L',
+            'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed,' || repeat('x', 100000));
+        END $$""")
+    owner.execute("DROP SCHEMA ml_rag_eval")
+    assert owner.execute(MARKED).fetchall() == [("own.t1",)]
+
+
 def test_no_drop_waits_for_tables_with_a_vectorizer(db: Database, owner: Connection) -> None:
     """It could be one of the extension, and then they are marked."""
     asker = db.connect("asker")
@@ -237,9 +278,21 @@ def test_no_drop_waits_for_tables_with_a_vectorizer(db: Database, owner: Connect
     assert time.monotonic() - began < 10
     assert owner.execute("SHOW lock_timeout").fetchone() == ("20s",)
     asker.execute("ROLLBACK")
-    marked = "SELECT c.oid::regclass::text FROM pg_class AS c, pg_description AS d WHERE d.objoid = c.oid"
-    marked += " AND d.description ~ 'KEPT_UNTIL'"
-    assert owner.execute(marked).fetchall() == [("own.t2",)]
+    assert owner.execute(MARKED).fetchall() == [("own.t2",)]
+
+
+def test_no_drop_fails_by_what_takes_the_name_of_such_a_table(db: Database, owner: Connection) -> None:
+    owner.execute(sql.SQL("CREATE SCHEMA own AUTHORIZATION {}").format(sql.Identifier(db.role("asker"))))
+    owner.execute("CREATE SCHEMA ml_rag_eval")
+    asker = db.connect("asker")
+    asker.execute("CREATE TABLE own.items (id integer PRIMARY KEY, name text)")
+    asker.execute("SELECT ml_rag.create_vectorizer('own.items', '{\"columns\": \"name\"}')")
+    asker.execute("BEGIN; ALTER TABLE own.items RENAME TO former; CREATE INDEX items ON own.former (segment_embedding)")
+    committed = threading.Timer(0.5, asker.execute, ("COMMIT",))
+    committed.start()
+    owner.execute("DROP SCHEMA ml_rag_eval CASCADE")
+    committed.join()
+    assert owner.execute(MARKED).fetchall() == []
 
 
 def test_rows_of_others_are_not_locked(db: Database, owner: Connection, tenant: Connection) -> None:
