@@ -103,12 +103,24 @@ COMMENT ON TABLE ml_rag_internal.keyword_posting IS 'which rows of a run hold a 
 COMMENT ON SEQUENCE ml_rag_internal.keyword_number IS 'numbers of rows and runs; never used twice, as '
   'sessions remember runs';
 
-SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.keyword_store', '');
-SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.keyword_row', '');
-SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.keyword_new', '');
-SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.keyword_gone', '');
-SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.keyword_run', '');
-SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.keyword_posting', '');
+-- A table is dumped by its name. Where there is none of that name yet when a row is restored, all rows would
+-- be missing. So those stay behind of what was dropped by the CASCADE of another object, of what its owner
+-- has given to an extension, which is dumped without its tables, and of what is no table: anybody can have a
+-- row made for a temporary table or an index of theirs (backend/runs.py).
+DO $$
+DECLARE
+  _table name;
+BEGIN
+  FOREACH _table IN ARRAY
+    '{keyword_store,keyword_row,keyword_new,keyword_gone,keyword_run,keyword_posting}'::name[] LOOP
+    PERFORM pg_extension_config_dump(format('ml_rag_internal.%I', _table)::regclass,
+      'WHERE store IN (SELECT c.oid FROM pg_catalog.pg_class AS c WHERE c.relkind IN (''r'', ''p'') '
+      'AND c.relpersistence <> ''t'' AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend AS d '
+      'WHERE d.classid = ''pg_catalog.pg_class''::pg_catalog.regclass AND d.objid = c.oid '
+      'AND d.deptype = ''e''))');
+  END LOOP;
+END
+$$;
 SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.keyword_number', '');
 
 -- Nobody reads or writes these tables but their owner, so that neither results nor plans of others tell what

@@ -118,6 +118,41 @@ def test_a_dump_is_restored_over_what_is_there(source: Source, target: Database,
     assert_lives_on(owner)
 
 
+def test_keyword_indexes_of_tables_that_are_not_dumped_stay_behind(
+    source: Source, target: Database, tmp_path: Path
+) -> None:
+    """One row of such a table, which has no name where it is restored, would keep all others from being restored."""
+    source.owner.execute("""
+        CREATE TABLE given (id integer PRIMARY KEY, segment text);
+        CREATE COLLATION words FROM "C";
+        CREATE TABLE gone (id text NOT NULL, segment text) PARTITION BY LIST (id COLLATE words);
+        CREATE TABLE gone_1 PARTITION OF gone DEFAULT;
+        CREATE UNIQUE INDEX ON gone (id COLLATE words);
+        SELECT ml_rag.enable_keyword_search('given'), ml_rag.enable_keyword_search('gone');
+        INSERT INTO given VALUES (1, 'copper');
+        INSERT INTO gone VALUES (1, 'copper');
+        ALTER EXTENSION vector ADD TABLE given;
+        DROP COLLATION words CASCADE;
+        CREATE TEMPORARY TABLE passing (id integer, segment text);
+        SELECT ml_rag._call_python('build_keyword_index', jsonb_build_array(jsonb_build_object(
+          'store', c.oid::bigint, 'segment', 'segment', 'key', '{id}', 'configuration', 'pg_catalog.simple',
+          'k1', 1, 'b', 0.5, 'statistics', 'all'), NULL))
+        FROM pg_class AS c WHERE c.relname IN ('passing', 'given_pkey')""")
+    stores = "SELECT store::text FROM ml_rag_internal.keyword_store ORDER BY 1"
+    found = [name for (name,) in source.owner.execute(stores)]
+    kept = {name for name in found if not name.isdigit() and name not in ("given", "given_pkey", "passing")}
+    try:
+        assert len(kept) == len(found) - 4
+        dump(source.database, "custom", tmp_path / "dump")
+        restore(target, "custom", tmp_path / "dump")
+        owner = target.connect()
+        assert {name for (name,) in owner.execute(stores)} == kept
+        assert_lives_on(owner)
+    finally:
+        source.owner.execute("ALTER EXTENSION vector DROP TABLE given; DROP TABLE given, passing")
+        source.owner.execute("DELETE FROM ml_rag_internal.keyword_store AS s WHERE s.store::text ~ '^[0-9]+$'")
+
+
 def test_schema_and_data_apart(source: Source, target: Database, tmp_path: Path) -> None:
     dump(source.database, "custom", tmp_path / "schema", "--schema-only")
     dump(source.database, "custom", tmp_path / "data", "--data-only")
