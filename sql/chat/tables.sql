@@ -27,7 +27,9 @@ CREATE TABLE ml_rag.message (
   citations       jsonb NOT NULL,
   options         jsonb NOT NULL,
   filters         jsonb,
-  PRIMARY KEY (role, conversation_id, turn)
+  PRIMARY KEY (role, conversation_id, turn),
+  CONSTRAINT can_be_restored CHECK (
+    ml_rag._can_be_restored(ARRAY[query, question, text], ARRAY[citations, options, filters]))
 );
 COMMENT ON TABLE ml_rag.message IS
 $$the turns of conversations: what was asked and what was answered; everybody sees their own

@@ -31,7 +31,9 @@ CREATE TABLE ml_rag.evaluation_run (
   errors     jsonb NOT NULL,  -- SQLSTATE -> questions
   -- everybody writes rows of their own here, which the superuser's pages and statements read, too
   CONSTRAINT is_readable CHECK (started_at >= '1970-01-01 00:00+00' AND started_at <= '9000-01-01 00:00+00'
-    AND jsonb_typeof(options) = 'object' AND ml_rag._is_measures(measures) AND ml_rag._is_measures(counted))
+    AND jsonb_typeof(options) = 'object' AND ml_rag._is_measures(measures) AND ml_rag._is_measures(counted)),
+  CONSTRAINT can_be_restored CHECK (ml_rag._can_be_restored(ARRAY[name, source, stores::text],
+    ARRAY[options, models, versions, latency, errors]))
 );
 COMMENT ON TABLE ml_rag.evaluation_run IS
 $$runs of ml_rag_evaluate; everybody sees their own
@@ -54,7 +56,9 @@ CREATE TABLE ml_rag.evaluation_question (
   message     text,
   role        text COLLATE "C" NOT NULL DEFAULT current_user,
   CONSTRAINT is_readable CHECK (ml_rag._is_measures(measures) AND ml_rag._is_measures(latency)
-    AND jsonb_typeof(citations) = 'array' AND NOT citations @? 'strict $[*] ? (@.type() != "object")')
+    AND jsonb_typeof(citations) = 'array' AND NOT citations @? 'strict $[*] ? (@.type() != "object")'),
+  CONSTRAINT can_be_restored CHECK (ml_rag._can_be_restored(
+    ARRAY[question_id, question, answer, sqlstate, message], ARRAY[citations, reasons]))
 );
 -- Conditions on indexed columns come before policies, and EXPLAIN shows how many rows they leave. So the role
 -- comes first, and the id behind a function, which must wait for the policy.

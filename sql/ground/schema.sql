@@ -197,3 +197,16 @@ BEGIN
     SELECT FROM pg_partition_tree(relation) AS p WHERE p.isleaf AND pg_relation_filenode(p.relid) IS NULL);
 END
 $$;
+
+CREATE FUNCTION ml_rag._can_be_restored(texts text[], documents jsonb[]) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+-- as above; of a constraint, which pg_restore checks
+SET search_path = pg_catalog, pg_temp
+AS $$
+-- purpose: whether a row of these can be dumped and restored, for tables that a dump has with the rows of all
+-- roles: one that COPY cannot write or read would be the end of all others, too. JSON can come in that is
+-- nested some levels deeper than COPY reads it.
+SELECT (SELECT coalesce(sum(octet_length(t.value)), 0) FROM unnest(texts) AS t (value))
+    + (SELECT coalesce(sum(octet_length(d.value::text)), 0) FROM unnest(documents) AS d (value)) <= 250000000
+  AND NOT EXISTS (SELECT FROM unnest(documents) AS d (value) WHERE d.value @? 'strict $.**{2000}')
+$$;

@@ -153,6 +153,41 @@ def test_keyword_indexes_of_tables_that_are_not_dumped_stay_behind(
         source.owner.execute("DELETE FROM ml_rag_internal.keyword_store AS s WHERE s.store::text ~ '^[0-9]+$'")
 
 
+#: an INSERT with a JSON value of the role's own, and one with a text
+OWN_ROWS = {
+    "message": (
+        "INSERT INTO ml_rag.message (message_id, conversation_id, turn, query, question, citations, options)"
+        " SELECT gen_random_uuid(), c.conversation_id, 1, repeat('x', %(size)s), '', '[]', %(json)s::jsonb"
+        " FROM ml_rag.conversation AS c"
+    ),
+    "run": (
+        "INSERT INTO ml_rag.evaluation_run (name, started_at, seconds, source, questions, options, stores, models,"
+        " versions, measures, counted, latency, errors)"
+        " VALUES ('', now(), 1, repeat('x', %(size)s), 1, '{}', '{}', '{}', '{}', '{}', '{}', '{}', %(json)s::jsonb)"
+    ),
+    "question": (
+        "INSERT INTO ml_rag.evaluation_question (run_id, question_id, question, citations, measures, latency, reasons)"
+        " SELECT r.run_id, '1', repeat('x', %(size)s), '[]', '{}', '{}', %(json)s::jsonb"
+        " FROM ml_rag.evaluation_run AS r"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWN_ROWS)
+def test_no_row_of_a_role_keeps_those_of_others_from_being_restored(db: Database, name: str) -> None:
+    """COPY reads fewer levels of JSON than a parameter can have, and writes no row of 1 GB."""
+    asker = db.connect("asker")
+    asker.execute("INSERT INTO ml_rag.conversation DEFAULT VALUES")
+    usual = {"size": 0, "json": "[" * 900 + "]" * 900}
+    for one in OWN_ROWS if name == "question" else []:
+        if one != name:
+            asker.execute(OWN_ROWS[one], usual)
+    for given in ({"json": "[" * 14000 + "]" * 14000}, {"json": "[" * 2001 + "]" * 2001}, {"size": 250_000_000}):
+        with pytest.raises(psycopg.errors.CheckViolation, match="can_be_restored"):
+            asker.execute(OWN_ROWS[name], usual | given)
+    asker.execute(OWN_ROWS[name], usual)
+
+
 def test_schema_and_data_apart(source: Source, target: Database, tmp_path: Path) -> None:
     dump(source.database, "custom", tmp_path / "schema", "--schema-only")
     dump(source.database, "custom", tmp_path / "data", "--data-only")
