@@ -104,9 +104,29 @@ def test_rows_of_others_are_counted_for_a_superuser(owner: Connection, db: Datab
         f"1 not looked at: public.trap of {db.role('tenant')} ({why})"
     )
     assert "as their owner" in str(told["hint"])
+    assert "Leave that to the owner of a table of another role" in str(told["hint"])
     assert "2 not looked at" in str(found["languages"]["found"])
     # nothing of it stays
     assert owner.execute("SELECT count(*) FROM pg_proc WHERE proname = 'ml_rag_count'").fetchone() == (0,)
+
+
+def test_nobody_is_told_to_run_triggers_of_others(owner: Connection, db: Database) -> None:
+    """Any role can make a table look like one whose vectorizer is gone; to take it back writes its rows."""
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    planted = (
+        "CREATE TABLE {0} (id integer PRIMARY KEY, segment text GENERATED ALWAYS AS ('x') STORED,"
+        " document_name text GENERATED ALWAYS AS ('x') STORED, segment_embedding vector(16));"
+        "COMMENT ON COLUMN {0}.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed';"
+        "CREATE INDEX ON {0} (id) WHERE segment_embedding IS NULL"
+    )
+    owner.execute(planted.format("mine"))
+    (mine,) = doctor.check_vectorizers(owner)
+    assert "public.mine" in mine.found
+    assert "another role" not in mine.hint
+    db.connect("asker").execute(planted.format("theirs"))
+    (both,) = doctor.check_vectorizers(owner)
+    assert both.found.endswith(f": public.mine, public.theirs of {db.role('asker')}")
+    assert "Leave that to the owner of a table of another role" in both.hint
 
 
 def test_no_owner_can_make_it_wait(owner: Connection, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:

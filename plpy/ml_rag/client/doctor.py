@@ -184,19 +184,25 @@ def check_keyword(connection: psycopg.Connection) -> Iterator[Finding]:
     yield run("keyword search", numpy)
 
 
+#: of what is told of tables whose owners this role does not trust
+_OF_OTHERS = " Leave that to the owner of a table of another role: its triggers run with the rights of whoever calls."
+
+
 def check_vectorizers(connection: psycopg.Connection) -> Iterator[Finding]:
     """Whether vectorizers went with a DROP EXTENSION."""
 
     def former() -> str:
         rows = connection.execute(
-            "SELECT ml_rag._full_name(f) FROM ml_rag._former_vectorizers() AS f ORDER BY 1"
+            "SELECT ml_rag._full_name(c.oid), CASE WHEN NOT ml_rag._are_trusted(ml_rag._parts(c.oid))"
+            " THEN pg_get_userbyid(c.relowner) END"
+            " FROM ml_rag._former_vectorizers() AS f JOIN pg_class AS c ON c.oid = f ORDER BY 1"
         ).fetchall()
         if rows:
             raise _wrong(
                 "gone, so that changed rows keep the embedding of their former text: "
-                + ", ".join(name for (name,) in rows),
+                + ", ".join(name if owner is None else f"{name} of {owner}" for name, owner in rows),
                 "SELECT ml_rag.create_vectorizer('TABLE', '…') with the options that it had takes a table back, and "
-                "embeds what may have changed.",
+                "embeds what may have changed." + (_OF_OTHERS if any(owner for _, owner in rows) else ""),
             )
         return "none is gone"
 
@@ -389,13 +395,14 @@ def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
             "SELECT s.vector_store, coalesce(ml_rag._without_embedding(s), 0) FROM ml_rag.discover() AS s"
         ).fetchall()
         is_superuser = _value(connection, "SELECT rolsuper FROM pg_roles WHERE rolname = current_user")
-        unread = []
+        unread, is_of_others = [], False
         for store in unread_stores(connection):
             try:
                 if not store.nullable:
                     read.append((store.name, 0))
                 elif is_superuser and store.is_trusted_by_owner:
                     read.append((store.name, count_as_owner(dsn, store)))
+                    is_of_others |= read[-1][1] > 0
                 else:
                     unread.append(f"{store.name} of {store.owner} ({store.reason})")
             except psycopg.Error as error:
@@ -407,7 +414,7 @@ def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
             found = [f"rows that searches by meaning do not find: {lacking}"]
             hints = [
                 "They have no embedding yet, or lost it when their text changed: CALL ml_rag.run_vectorizer or "
-                "ml_embed_table embeds them, ml-rag worker does it by itself."
+                "ml_embed_table embeds them, ml-rag worker does it by itself." + (_OF_OTHERS if is_of_others else "")
             ]
         if unread:
             more = f" and {len(unread) - 10} more" if len(unread) > 10 else ""
