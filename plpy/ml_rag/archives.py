@@ -33,6 +33,8 @@ zstd: Callable[[IO[bytes]], Iterator[bytes]] | None = None
 #: longest header of a member of a tar file, the names and attributes before it, and directory of a zip file
 _MAX_HEADER = 128 * 1024
 _MAX_DIRECTORY = 16 * 1024**2
+#: characters of the names of an archive's files, which compress well: as many as such a directory can have
+MAX_NAMES = _MAX_DIRECTORY
 #: all headers of a member of a tar file, a map of its holes among them, of which ``tarfile`` makes ten times as much
 _MAX_HEADERS = 4 * _MAX_HEADER
 #: how files of a zip file may be packed: of others ``zipfile`` unpacks all that 64 kB hold, which can be many gigabytes
@@ -211,7 +213,11 @@ def inside(path: str) -> tuple[str, str] | None:
 def members(file: IO[bytes], name: str, interrupt: Interrupt) -> list[Member]:
     """The files of an archive, in its order, hidden ones left out. Raises DocumentError."""
     found: dict[str, Member] = {}
+    left = MAX_NAMES
     for member, _ in _members(file, name, interrupt):
+        left -= len(member.path)
+        if left < 0:
+            raise too_much(f"The names of its files have more than {MAX_NAMES} characters.")
         found[member.path] = member
     return list(found.values())
 

@@ -35,13 +35,13 @@ _LONGEST_MATCHED = 20_000
 _SLASH = re.compile("/")
 #: times that a file is read which somebody writes to meanwhile
 _READ_ATTEMPTS = 3
+#: characters of the paths of all files in archives: each is held in memory several times
+_MAX_NAMES = 64 * 1024**2
 #: entries of a folder between two looks at interrupts
 _ENTRIES = 1000
 _HINT = "Name files as the server sees them: 'file:///srv/docs/' (a folder), '/srv/docs/*.pdf', '/srv/docs/a.pdf'."
 
 Interrupt = Callable[[], object]
-#: archives that were looked through, each with the sizes of its files; None where it cannot be read
-Listings = dict[str, dict[str, int] | None]
 #: takes a folder whose files are left out, or a link, and why
 LeftOut = Callable[[str, DocumentError], object]
 
@@ -52,6 +52,13 @@ class File:
 
     content: bytes
     dates: dict[str, str] = field(default_factory=dict)
+
+
+class Listings(dict[str, "dict[str, int] | None"]):
+    """Archives that were looked through, each with the sizes of its files; None where it cannot be read."""
+
+    #: characters of names that further ones may have
+    left = _MAX_NAMES
 
 
 @dataclass(frozen=True)
@@ -293,6 +300,7 @@ def find(location: Location, interrupt: Interrupt, left_out: LeftOut = lambda *_
 def _expanded(paths: list[str], base: str | None, interrupt: Interrupt, left_out: LeftOut) -> list[str]:
     """The files, with those of archives in their place."""
     found = []
+    left = _MAX_NAMES
     for path in paths:
         if not archives.is_archive(path):
             found.append(path)
@@ -307,7 +315,14 @@ def _expanded(paths: list[str], base: str | None, interrupt: Interrupt, left_out
         else:
             # a document of an office program by another name
             is_document = "[Content_Types].xml" in names or "mimetype" in names
-            found += [path] if is_document else [f"{path}/{name}" for name in names]
+            inside = [path] if is_document else [f"{path}/{name}" for name in names]
+            length = sum(map(len, inside))
+            if length > left:
+                detail = f"With it the paths of files in archives have more than {_MAX_NAMES} characters."
+                left_out(path, archives.too_much(detail))
+                continue
+            left -= length
+            found += inside
     return found
 
 
@@ -380,7 +395,7 @@ def _walk(
 
 def sizes(paths: Sequence[str], interrupt: Interrupt) -> list[tuple[str, int]]:
     """Each path with its size in bytes, 0 where it cannot be told."""
-    known: Listings = {}
+    known = Listings()
     found = []
     for path in paths:
         size = 0
@@ -400,7 +415,11 @@ def _listing(archive: str, interrupt: Interrupt, known: Listings) -> dict[str, i
     if archive not in known:
         known[archive] = None
         with contextlib.suppress(OSError, DocumentError), _open(archive, None) as file:
-            known[archive] = {one.path: one.size for one in archives.members(file, archive, interrupt)}
+            listing = {one.path: one.size for one in archives.members(file, archive, interrupt)}
+            length = sum(map(len, listing))
+            if length <= known.left:
+                known.left -= length
+                known[archive] = listing
     return known[archive]
 
 

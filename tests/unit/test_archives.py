@@ -144,12 +144,12 @@ def test_patterns_name_archives_and_what_is_in_them_can_be_gone(tmp_path: Path) 
     assert not location.matches(f"{tmp_path}/a.txt/one.zip")
     assert files.parse(f"{tmp_path}/a.zip").is_folder
     assert not files.parse(f"{tmp_path}/a.txt").is_folder
-    assert files.is_gone(f"{tmp_path}/a.zip/two.txt", nothing, {})
-    assert not files.is_gone(f"{tmp_path}/a.zip/one.txt", nothing, {})
+    assert files.is_gone(f"{tmp_path}/a.zip/two.txt", nothing, files.Listings())
+    assert not files.is_gone(f"{tmp_path}/a.zip/one.txt", nothing, files.Listings())
     (tmp_path / "a.zip").write_bytes(b"PK\x03\x04 no more")
-    assert not files.is_gone(f"{tmp_path}/a.zip/two.txt", nothing, {})  # as nobody can tell
+    assert not files.is_gone(f"{tmp_path}/a.zip/two.txt", nothing, files.Listings())  # as nobody can tell
     (tmp_path / "a.zip").unlink()
-    assert files.is_gone(f"{tmp_path}/a.zip/two.txt", nothing, {})
+    assert files.is_gone(f"{tmp_path}/a.zip/two.txt", nothing, files.Listings())
 
 
 def test_an_archive_is_looked_through_once_and_can_be_interrupted(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_an_archive_is_looked_through_once_and_can_be_interrupted(tmp_path: Path
         nonlocal looks
         looks += 1
 
-    known: files.Listings = {}
+    known = files.Listings()
     gone = [files.is_gone(f"{tmp_path}/a.tar.gz/{i}.txt", interrupt, known) for i in range(100)]
     assert all(gone)
     assert 0 < looks < 10
@@ -245,6 +245,7 @@ HOSTILE = {
     "folders.zip": directory(50_000),
     "nested.tar": header(type=tarfile.XHDTYPE) * 2000,
     "long_attributes.tar": attributes(b"x" * 200_000, 3),
+    "names.tar.gz": tar({f"{i}{'x' * 100_000}": random.Random(i).randbytes(1000) for i in range(200)}, "gz"),
     "holes.tar": holes("old", HOLE * 40_000),
     "holes_cut.tar": holes("old", HOLE),
     "holes_pax.tar": holes("pax", b"999999999\n" + b"0\n" * 10_000_000),
@@ -265,7 +266,7 @@ def test_hostile_archives_are_left_out_and_the_others_read(tmp_path: Path) -> No
     assert found == {"fine.txt": "text"}
     assert {name for name, _ in left_out} == HOSTILE.keys()
     bombs = {"zeros.zip", "many.zip", "zeros.tar.gz", "zeros.tar.xz", "zeros.tar.zst", "many.tar", "huge.tar"}
-    bombs |= {"directory.zip", "folders.zip"}
+    bombs |= {"directory.zip", "folders.zip", "names.tar.gz"}
     assert {name for name, error in left_out if "too much data" in error} == bombs
 
 
@@ -291,6 +292,21 @@ def test_attributes_of_files_are_not_kept(tmp_path: Path) -> None:
             assert tracemalloc.get_traced_memory()[1] < 8_000_000
         finally:
             tracemalloc.stop()
+
+
+def test_the_names_of_many_archives_are_bounded(tmp_path: Path) -> None:
+    """They compress well, and each is held in memory several times while files are loaded."""
+    content = tar({f"{i}{'x' * 100_000}": random.Random(i).randbytes(1000) for i in range(150)}, "gz")
+    for number in range(20):
+        (tmp_path / f"{number:02}.tar.gz").write_bytes(content)
+    left_out: list[str | None] = []
+    found = files.find(files.parse(f"{tmp_path}/"), nothing, lambda _, error: left_out.append(error.detail))
+    assert len(found) == 4 * 150
+    assert left_out == ["With it the paths of files in archives have more than 67108864 characters."] * 16
+    # whether one is gone is not known of those that were not looked through
+    known = files.Listings()
+    gone = [files.is_gone(f"{tmp_path}/{number:02}.tar.gz/a", nothing, known) for number in range(20)]
+    assert gone == [True] * 4 + [False] * 16
 
 
 @pytest.mark.parametrize("name", ["holes.tar", "holes_pax.tar"])

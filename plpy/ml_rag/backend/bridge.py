@@ -640,7 +640,7 @@ def load_files(plpy: Any, job_text: str, former: str | None) -> str:
         if job["refresh"] and location.is_folder:
             found = set(paths)
             gone = [name for name in store.below(location.prefix) if name not in found and location.matches(name)]
-            known: files.Listings = {}
+            known = files.Listings()
             if gone := [name for name in gone if files.is_gone(name, store.interrupt, known)]:
                 tell("removing documents", total, loader.outcome.counts["failed"], loader.outcome.segments)
                 loader.outcome.counts["removed"] = store.remove(gone)

@@ -92,7 +92,7 @@ class Folder:
         self._base = None if location.file else location.base
         self.prefix = location.prefix if location.is_folder else None
         self.found: set[str] = set()
-        self._known: files.Listings = {}
+        self._known = files.Listings()
 
     def find(self, tally: Tally) -> dict[str, int]:
         """Names, each with its size."""
