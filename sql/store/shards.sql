@@ -10,6 +10,14 @@ BEGIN
   PERFORM ml_rag._own_table(store);
   PERFORM ml_rag._check_writable('shards cannot be changed');
   PERFORM ml_rag._check_store(store, NULL);
+  IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+    -- they are copied as the transaction sees them, and dropped as they are
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('the partitions of "%s" cannot be moved at this isolation level', store),
+      DETAIL = format('The level is %s: rows that others have added since the transaction began would be '
+        'lost.', current_setting('transaction_isolation')),
+      HINT = 'Call it in a transaction of its own, at READ COMMITTED.';
+  END IF;
   SELECT p.oid, pg_get_expr(p.relpartbound, p.oid) INTO relation, _bounds
   FROM pg_inherits AS i JOIN pg_class AS p ON p.oid = i.inhrelid
   WHERE i.inhparent = store AND pg_get_expr(p.relpartbound, p.oid) LIKE format('%%remainder %s)', partition);
@@ -287,6 +295,9 @@ BEGIN
   _schema := coalesce(_options ->> 'schema_name', _names.nspname);
   _table := coalesce(_options ->> 'table_name', _names.relname);
   PERFORM ml_rag._check_server(store, server, _schema, _table);
+  -- Before anything is asked of the server: postgres_fdw reads all of a transaction there as of its first
+  -- statement, and rows that are written later would not move.
+  PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
   _shard := ml_rag._make_shard(store, server, _schema, _table);
   _own := ml_rag._describe(store);
   _other := (SELECT a.answer FROM ml_rag._ask_shards(ARRAY[_shard], '{"call": "describe"}') AS a);
@@ -314,7 +325,8 @@ meanwhile, searches only while the tables are exchanged. Everybody searches the 
 their own. For the owner of the store. options: SELECT * FROM ml_rag.option WHERE routine = 'attach_shard'.
 Returns the foreign table. Errors: 22023 bad option or server; 25006; 42704 no such partition or server;
 42P01; 42501; 55000 the shard differs from the store, has rows of its own, or is a shard of the store already,
-or the store can have none; 55P03 lock_timeout; those of postgres_fdw.$$;
+or the store can have none, or at another isolation level than READ COMMITTED; 55P03 lock_timeout; those of
+postgres_fdw.$$;
 
 CREATE FUNCTION ml_rag.detach_shard(store regclass, partition integer) RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
@@ -359,5 +371,5 @@ COMMENT ON FUNCTION ml_rag.detach_shard(regclass, integer) IS
 $$brings a partition of a vector store back from another server: ml_rag.detach_shard('handbook', 0)
 Its rows are copied here, and deleted there; everybody waits meanwhile. For the owner of the store. Returns
 the new partition.
-Errors: 25006; 42704 no such partition; 42P01; 42501; 55000 it is not on another server; 55P03 lock_timeout;
-those of postgres_fdw.$$;
+Errors: 25006; 42704 no such partition; 42P01; 42501; 55000 it is not on another server, or at another
+isolation level than READ COMMITTED; 55P03 lock_timeout; those of postgres_fdw.$$;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from support.citus import without_citus
 from support.cluster import Connection, Database
 from support.loading import loader, loader_role, rows
 from support.partitions import CALLS, both, fill, send, words
+from support.processes import Background, wait_until
 from support.shards import Shard, attach, empty, make_shard, map_roles, shards
 from support.stores import answer, error, warnings_of
 
@@ -385,6 +386,49 @@ def test_a_slow_shard_is_given_up(
 
 
 VERSION = "CREATE OR REPLACE FUNCTION ml_rag.version() RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT ''{}''::text'"
+
+
+WRITTEN = (
+    "INSERT INTO four (document_name, metadata, document_id, segment_number, segment, segment_embedding)"
+    " SELECT 'w', '{}', i, 1, 'text', array_fill(1, '{16}')::vector FROM generate_series(1000, 1019) AS i"
+)
+
+
+def test_rows_that_are_written_while_a_partition_waits_to_be_moved_move_too(
+    db: Database, stores: Connection, owner: Connection, shard: list[Shard]
+) -> None:
+    """Also from one table of a server to another one, which reads as of its first statement."""
+    values = "OPTIONS (user 'loader', password_required 'false')"
+    owner.execute(f"CREATE USER MAPPING FOR CURRENT_USER SERVER server0 {values}".encode())
+    writer = db.connect()
+    count = "SELECT count(*) FROM four"
+    ((n,),) = rows(stores, count)
+
+    def move(run: Callable[[], object]) -> None:
+        writer.execute("DELETE FROM four WHERE document_name = 'w'")
+        with writer.transaction():
+            writer.execute(WRITTEN)
+            moving = Background(run)
+            waiting = "SELECT FROM pg_locks WHERE NOT granted AND pid = %s"
+            wait_until(lambda: rows(owner, waiting, stores.info.backend_pid) != [] or moving.ended)
+        moving.result()
+        assert rows(stores, count) == [(n + 20,)]
+
+    move(lambda: attach(stores, "four", 0, shard[0], "a"))
+    move(lambda: attach(stores, "four", 0, shard[0], "b"))
+    move(lambda: stores.execute("SELECT ml_rag.detach_shard('four', 0)"))
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_no_partition_is_moved_as_an_older_snapshot_shows_it(
+    sharded: Connection, shard: list[Shard], level: str
+) -> None:
+    """It would be dropped with the rows that the snapshot does not show."""
+    sharded.execute(f"SET default_transaction_isolation = '{level}'".encode())
+    with error("55000", "cannot be moved at this isolation level", level.lower(), "would be lost"):
+        attach(sharded, "four", 0, shard[0], "c")
+    with error("55000", "cannot be moved at this isolation level"):
+        sharded.execute("SELECT ml_rag.detach_shard('four', 0)")
 
 
 def test_a_table_is_one_shard_only(shard: list[Shard], loader: Connection, owner: Connection) -> None:
