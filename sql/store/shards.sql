@@ -294,10 +294,11 @@ BEGIN
   WHERE c.oid = store;
   _schema := coalesce(_options ->> 'schema_name', _names.nspname);
   _table := coalesce(_options ->> 'table_name', _names.relname);
-  PERFORM ml_rag._check_server(store, server, _schema, _table);
   -- Before anything is asked of the server: postgres_fdw reads all of a transaction there as of its first
-  -- statement, and rows that are written later would not move.
+  -- statement, and rows that are written later would not move. And before the shards that there are are
+  -- looked at.
   PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
+  PERFORM ml_rag._check_server(store, server, _schema, _table);
   _shard := ml_rag._make_shard(store, server, _schema, _table);
   _own := ml_rag._describe(store);
   _other := (SELECT a.answer FROM ml_rag._ask_shards(ARRAY[_shard], '{"call": "describe"}') AS a);

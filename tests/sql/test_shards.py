@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import time
@@ -10,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
+from psycopg import sql
 
 import ml_rag
 from support.citus import without_citus
@@ -454,6 +457,33 @@ def test_a_table_is_one_shard_only(shard: list[Shard], loader: Connection, owner
     with error("55000", 'server "twin" is a shard of "public.four" already'):
         loader.execute("SELECT ml_rag.attach_shard('four', 'twin', '{\"partition\": 1, \"table_name\": \"a\"}')")
     assert attach(loader, "four", 1, shard[0], "b") == "four_s1"
+
+
+def test_two_sessions_make_no_table_two_shards(
+    db: Database, shard: list[Shard], loader: Connection, owner: Connection
+) -> None:
+    loader.execute("SELECT ml_rag.create_store('public.four', '{\"partitions\": 4}')")
+    make_shard(shard[0], "a")
+    other = db.connect()
+    other.execute(sql.SQL("SET SESSION AUTHORIZATION {}").format(sql.Identifier(loader_role(db))))
+    with owner.transaction():
+        owner.execute("LOCK TABLE four IN ROW EXCLUSIVE MODE")
+        calls = [
+            Background(functools.partial(attach, connection, "four", partition, shard[0], "a"))
+            for partition, connection in enumerate((loader, other))
+        ]
+        witness = db.connect()
+        waiting = "SELECT FROM pg_locks WHERE NOT granted AND pid = "
+        for call, connection in zip(calls, (loader, other), strict=True):
+            pid = connection.info.backend_pid
+            wait_until(lambda pid=pid, call=call: call.ended or rows(witness, f"{waiting}{pid}") != [])
+    refused = []
+    for call in calls:
+        try:
+            call.result()
+        except psycopg.errors.ObjectNotInPrerequisiteState as e:
+            refused.append(e.diag.message_primary)
+    assert refused == [f'table public.a of server "{shard[0].server}" is a shard of "public.four" already']
 
 
 def test_a_shard_that_is_lost_is_made_anew(sharded: Connection, asker: Connection, shard: list[Shard]) -> None:
