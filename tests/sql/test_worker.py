@@ -327,6 +327,40 @@ def test_a_worker_of_a_superuser_leaves_the_tables_of_others_alone(
     assert tenant.execute("SELECT * FROM theirs.ran").fetchall() == [(role,)]
 
 
+def test_a_worker_leaves_a_table_alone_that_was_given_away_since_it_looked(
+    db: Database, owner: Connection, models: ModelsServer
+) -> None:
+    """A turn at the table before it can take long."""
+    tenant, gate, role = db.connect("tenant"), db.connect(), db.role("tenant")
+    owner.execute(
+        f'GRANT CREATE ON SCHEMA public TO "{role}";'
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM pg_advisory_xact_lock_shared(42); RETURN NEW; END $$".encode()
+    )
+    for table in ("first", "second"):
+        owner.execute(
+            f"CREATE TABLE {table} (id integer PRIMARY KEY, name text);INSERT INTO {table} VALUES (1, 'lamp')".encode()
+        )
+        create(owner, table, "name")
+    owner.execute("CREATE TRIGGER slow BEFORE UPDATE ON first FOR EACH ROW EXECUTE FUNCTION slow()")
+    gate.execute("SELECT pg_advisory_lock(42)")
+    with worker(db, "--once") as process:
+        waiting = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 42 AND NOT granted"
+        wait_until(lambda: owner.execute(waiting).fetchone() is not None)
+        owner.execute(f'ALTER TABLE second OWNER TO "{role}"'.encode())
+        tenant.execute(
+            "CREATE TABLE ran (who name); GRANT INSERT ON ran TO PUBLIC;"
+            "CREATE FUNCTION spy() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN INSERT INTO public.ran VALUES (current_user); RETURN NEW; END $$;"
+            "CREATE TRIGGER spy BEFORE UPDATE ON second FOR EACH ROW EXECUTE FUNCTION spy()"
+        )
+        gate.execute("SELECT pg_advisory_unlock(42)")
+        assert process.wait(60) == 0
+    assert tenant.execute("SELECT * FROM ran").fetchall() == []
+    assert tenant.execute("SELECT count(segment_embedding) FROM second").fetchone() == (0,)
+    assert owner.execute("SELECT count(segment_embedding) FROM first").fetchone() == (1,)
+
+
 def test_where_no_server_answers_the_dsn_is_named() -> None:
     from click.testing import CliRunner
 

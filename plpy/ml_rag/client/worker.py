@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 LOOKING = 0.1
 #: seconds after the first failure, twice as long after each further one, up to the last
 BACKOFF = (1.0, 300.0)
+#: whether the owners of a table, and of what a run fills, are trusted, as ml_rag.vectorizer asks it
+_TRUSTED = """SELECT ml_rag._are_trusted(%(relation)s::oid
+  || ml_rag._parts(coalesce(ml_rag._segment_table(%(relation)s::oid)::oid, %(relation)s::oid)))"""
 
 
 @dataclass
@@ -172,7 +175,9 @@ class Worker:
         return done
 
     def embed(self, connection: psycopg.Connection[Any], relation: int, name: str) -> bool:
-        """A few batches of one table; whether there were any."""
+        """A few batches of one table; whether there were any. None of one that was given away since it was listed."""
+        if connection.execute(_TRUSTED, {"relation": relation}).fetchone() != (True,):
+            return False
         row = connection.execute(
             "CALL ml_rag.run_vectorizer(%s::oid::regclass, %s)", (relation, Jsonb({"batches": self.batches}))
         ).fetchone()
