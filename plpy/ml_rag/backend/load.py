@@ -25,7 +25,7 @@ from ml_rag.errors import (
     UnknownModel,
     from_json,
 )
-from ml_rag.files import File, Given, batches, is_storable, storable
+from ml_rag.files import BATCH_BYTES, File, Given, batches, is_storable, storable
 from ml_rag.protocol import LOAD_KEYS
 
 #: a commit after so many documents, or the first one after so long
@@ -202,21 +202,23 @@ class Loader:
 
     def load(self, batch: Sequence[tuple[str, Callable[[], File]]]) -> None:
         """Load the documents of a batch (name, how to read it) that the store lacks or has another version of."""
-        uploads = self._select(batch)
-        self._tell_counts()
-        if uploads:
-            self._receive(uploads)
-            self._commit()
+        for uploads in self._select(batch):
+            self._tell_counts()
+            if uploads:
+                self._receive(uploads)
+                self._commit()
 
     def _tell_counts(self, written: int = 0) -> None:
         """``written``: segments of the document that is being written."""
         counts = self.outcome.counts
         self._tell(sum(counts.values()) - counts["removed"], counts["failed"], self.outcome.segments + written)
 
-    def _select(self, batch: Sequence[tuple[str, Callable[[], File]]]) -> list[Upload]:
+    def _select(self, batch: Sequence[tuple[str, Callable[[], File]]]) -> Iterator[list[Upload]]:
+        """In portions: a file can be longer than it was, or than the archive says that it is in."""
         names = [name for name, _ in batch if is_storable(name)]
         states = self._store.states(names)
-        uploads = []
+        uploads: list[Upload] = []
+        length = 0
         for name, read in batch:
             known = name in states
             if known and not self._refresh:
@@ -232,13 +234,17 @@ class Loader:
             sha256 = hashlib.sha256(file.content).hexdigest()
             given = _clean(self.given.of(name))
             if not known or not is_made_of(states[name], sha256, self._made_with):
+                if uploads and length + len(file.content) > BATCH_BYTES:
+                    yield uploads
+                    uploads, length = [], 0
                 uploads.append(Upload(name, file.content, sha256, known, file.dates, given))
+                length += len(file.content)
             elif has_all(states[name], given):
                 self.outcome.counts["unchanged"] += 1
             else:
                 self._store.label(name, given)
                 self.outcome.counts["changed"] += 1
-        return uploads
+        yield uploads
 
     def _receive(self, uploads: list[Upload]) -> None:
         body, content_type = multipart(self._request, uploads)

@@ -176,15 +176,29 @@ class Client:
     def load(self, batch: Sequence[str], source: Folder | Remote) -> Tally:
         """Send the files of a batch that the store lacks or has another version of."""
         tally = Tally()
-        found: dict[str, files.File] = {}
         unread = source.unread(self, batch)
         tally.count("unchanged", len(unread))
+        found: dict[str, files.File] = {}
+        length = 0
         for path in batch:
+            if path in unread:
+                continue
             try:
-                if path not in unread:
-                    found[path] = source.read(path, self._reading)
+                file = source.read(path, self._reading)
             except DocumentError as e:
                 tally.fail(path, e)
+                continue
+            # a file can be longer than it was, or than the archive says that it is in
+            if found and length + len(file.content) > CALL[1]:
+                tally.add(self._send(found))
+                found, length = {}, 0
+            found[path] = file
+            length += len(file.content)
+        tally.add(self._send(found))
+        return tally
+
+    def _send(self, found: dict[str, files.File]) -> Tally:
+        tally = Tally()
         for name in self.unchanged({name: hashlib.sha256(file.content).hexdigest() for name, file in found.items()}):
             del found[name]
             tally.count("unchanged")

@@ -285,6 +285,23 @@ def test_a_document_that_cannot_be_read_fails_alone() -> None:
     assert [entry["document_name"] for entry in loader.outcome.failed] == ["a", "?"]
 
 
+def test_documents_that_are_longer_than_their_files_were_go_in_requests_of_their_own() -> None:
+    """A file grows, and an archive can say that one of 200 MB is empty."""
+    bodies = []
+
+    class Server(FakeServer):
+        def stream(self, path: str, body: bytes, content_type: str) -> Iterator[Any]:
+            bodies.append(len(body))
+            return iter([line(0, ["a"])] if len(bodies) < 3 else [line(0, ["a"]), line(1, ["a"])])
+
+    store = FakeStore()
+    contents = {"a": 5, "b": 5, "c": 5, "d": 2}
+    loader = Loader(job(), Server(), store)  # type: ignore[arg-type]
+    loader.load([(name, lambda n=n: File(bytes(n * 1024**2))) for name, n in contents.items()])  # type: ignore[misc]
+    assert set(store.written) == contents.keys()
+    assert [length // 1024**2 for length in bodies] == [5, 5, 7]
+
+
 def test_commits_come_every_so_many_documents_and_at_the_end() -> None:
     store = FakeStore()
     n = 2 * load.COMMIT_DOCUMENTS + 3
