@@ -33,7 +33,7 @@ zstd: Callable[[IO[bytes]], Iterator[bytes]] | None = None
 #: longest header of a member of a tar file, the names and attributes before it, and directory of a zip file
 _MAX_HEADER = 128 * 1024
 _MAX_DIRECTORY = 16 * 1024**2
-#: characters of the names of an archive's files, which compress well: as many as such a directory can have
+#: bytes of the names of an archive's files, which compress well: as many as such a directory can have
 MAX_NAMES = _MAX_DIRECTORY
 #: all headers of a member of a tar file, a map of its holes among them, of which ``tarfile`` makes ten times as much
 _MAX_HEADERS = 4 * _MAX_HEADER
@@ -196,6 +196,11 @@ class Member:
     modified: float | None = None
 
 
+def length(path: str) -> int:
+    """Its bytes."""
+    return len(path.encode(errors="surrogatepass"))
+
+
 def is_archive(name: str) -> bool:
     """Whether a file is taken for a folder, by its name."""
     return name.lower().endswith((*_ZIP, *_TAR))
@@ -215,9 +220,9 @@ def members(file: IO[bytes], name: str, interrupt: Interrupt) -> list[Member]:
     found: dict[str, Member] = {}
     left = MAX_NAMES
     for member, _ in _members(file, name, interrupt):
-        left -= len(member.path)
+        left -= length(member.path)
         if left < 0:
-            raise too_much(f"The names of its files have more than {MAX_NAMES} characters.")
+            raise too_much(f"The names of its files have more than {MAX_NAMES} bytes.")
         found[member.path] = member
     return list(found.values())
 

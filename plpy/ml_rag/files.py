@@ -35,7 +35,7 @@ _LONGEST_MATCHED = 20_000
 _SLASH = re.compile("/")
 #: times that a file is read which somebody writes to meanwhile
 _READ_ATTEMPTS = 3
-#: characters of the paths of all files in archives: each is held in memory several times
+#: bytes of the paths of all files in archives: each is held in memory several times
 _MAX_NAMES = 64 * 1024**2
 #: entries of a folder between two looks at interrupts
 _ENTRIES = 1000
@@ -57,7 +57,7 @@ class File:
 class Listings(dict[str, "dict[str, int] | None"]):
     """Archives that were looked through, each with the sizes of its files; None where it cannot be read."""
 
-    #: characters of names that further ones may have
+    #: bytes of names that further ones may have
     left = _MAX_NAMES
 
 
@@ -316,9 +316,9 @@ def _expanded(paths: list[str], base: str | None, interrupt: Interrupt, left_out
             # a document of an office program by another name
             is_document = "[Content_Types].xml" in names or "mimetype" in names
             inside = [path] if is_document else [f"{path}/{name}" for name in names]
-            length = sum(map(len, inside))
+            length = sum(map(archives.length, inside))
             if length > left:
-                detail = f"With it the paths of files in archives have more than {_MAX_NAMES} characters."
+                detail = f"With it the paths of files in archives have more than {_MAX_NAMES} bytes."
                 left_out(path, archives.too_much(detail))
                 continue
             left -= length
@@ -416,7 +416,7 @@ def _listing(archive: str, interrupt: Interrupt, known: Listings) -> dict[str, i
         known[archive] = None
         with contextlib.suppress(OSError, DocumentError), _open(archive, None) as file:
             listing = {one.path: one.size for one in archives.members(file, archive, interrupt)}
-            length = sum(map(len, listing))
+            length = sum(map(archives.length, listing))
             if length <= known.left:
                 known.left -= length
                 known[archive] = listing
