@@ -11,7 +11,7 @@
 -- renamed.
 
 CREATE FUNCTION ml_rag._segment_table(relation oid, must_exist boolean DEFAULT false) RETURNS regclass
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: the table of segments of a table; null = it has none. Anybody may make a policy that reads
 -- another's table, so both must be of one owner  Reads: the catalog
 DECLARE
