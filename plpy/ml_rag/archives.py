@@ -10,6 +10,7 @@ import bz2
 import io
 import lzma
 import os
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -33,8 +34,12 @@ zstd: Callable[[IO[bytes]], Iterator[bytes]] | None = None
 #: longest header of a member of a tar file, the names and attributes before it, and directory of a zip file
 _MAX_HEADER = 128 * 1024
 _MAX_DIRECTORY = 16 * 1024**2
-#: bytes of the names of an archive's files, which compress well: as many as such a directory can have
-MAX_NAMES = _MAX_DIRECTORY
+#: bytes of an entry there, before its name
+_ENTRY = 46
+#: of the directory, the fields beside the names, which ``zipfile`` copies for each of their parts; 100 bytes a file do
+_MAX_EXTRA = 2 * 1024**2
+#: bytes of the names of an archive's files, which compress well, and of which each file has a path; 400 bytes a file
+_MAX_NAMES = 4 * 1024**2
 #: all headers of a member of a tar file, a map of its holes among them, of which ``tarfile`` makes ten times as much
 _MAX_HEADERS = 4 * _MAX_HEADER
 #: how files of a zip file may be packed: of others ``zipfile`` unpacks all that 64 kB hold, which can be many gigabytes
@@ -218,11 +223,7 @@ def inside(path: str) -> tuple[str, str] | None:
 def members(file: IO[bytes], name: str, interrupt: Interrupt) -> list[Member]:
     """The files of an archive, in its order, hidden ones left out. Raises DocumentError."""
     found: dict[str, Member] = {}
-    left = MAX_NAMES
     for member, _ in _members(file, name, interrupt):
-        left -= length(member.path)
-        if left < 0:
-            raise too_much(f"The names of its files have more than {MAX_NAMES} bytes.")
         found[member.path] = member
     return list(found.values())
 
@@ -268,8 +269,13 @@ _DAMAGE = (
 
 
 def _members(file: IO[bytes], name: str, interrupt: Interrupt) -> Iterator[tuple[Member, Callable[[], IO[bytes]]]]:
+    left = _MAX_NAMES
     try:
-        yield from (_zip if name.lower().endswith(_ZIP) else _tar)(file, interrupt)
+        for member, open_it in (_zip if name.lower().endswith(_ZIP) else _tar)(file, interrupt):
+            left -= length(member.path)
+            if left < 0:
+                raise too_much(f"The names of its files have more than {_MAX_NAMES} bytes.")
+            yield member, open_it
     except _DAMAGE as error:
         raise _damaged(error) from None
 
@@ -292,7 +298,19 @@ class _Zip:
         # folders count, too
         if found.count(b"PK\1\2") > 2 * MAX_FILES:
             raise too_much(f"It holds more than {MAX_FILES} files.")
+        if found.startswith(b"PK\1\2") and _extra_bytes(found) > _MAX_EXTRA:
+            raise too_much(f"Its directory has more than {_MAX_EXTRA} bytes beside the names.")
         return found
+
+
+def _extra_bytes(directory: bytes) -> int:
+    """Of all entries, as ``zipfile`` goes through them."""
+    at = extra = 0
+    while at + _ENTRY <= len(directory):
+        lengths = struct.unpack_from("<HHH", directory, at + 28)  # of name, extra field and comment
+        extra += lengths[1]
+        at += _ENTRY + sum(lengths)
+    return extra
 
 
 def _zip(file: IO[bytes], interrupt: Interrupt) -> Iterator[tuple[Member, Callable[[], IO[bytes]]]]:

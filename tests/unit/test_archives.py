@@ -323,6 +323,41 @@ def test_a_map_of_holes_is_bounded(tmp_path: Path, name: str) -> None:
             tracemalloc.stop()
 
 
+def directory(entries: int, extra: bytes = b"") -> bytes:
+    """A zip file of nothing but its directory: no file in it opens."""
+    out = b""
+    for i in range(entries):
+        name = b"%05d.txt" % i
+        lengths = (len(name), len(extra), 0, 0, 0, 0, 0)
+        out += b"PK\1\2" + struct.pack("<6H3L5H2L", 20, 20, 0, 0, 0, 33, 0, 0, 0, *lengths) + name + extra
+    return out + b"PK\5\6" + struct.pack("<4H2LH", 0, 0, entries, entries, len(out), 0, 0)
+
+
+def test_a_directory_of_many_small_fields_is_refused(tmp_path: Path) -> None:
+    """zipfile copies what follows each field of an entry, in one go that nothing can interrupt."""
+    fields = struct.pack("<HH", 0x9999, 0) * 16_000
+    (tmp_path / "a.zip").write_bytes(directory(250, fields))
+    with open(tmp_path / "a.zip", "rb") as file:
+        started = time.monotonic()
+        with pytest.raises(DocumentError) as caught:
+            archives.members(file, "a.zip", nothing)
+    assert caught.value.detail == "Its directory has more than 2097152 bytes beside the names."
+    assert time.monotonic() - started < 1
+    (tmp_path / "b.zip").write_bytes(directory(10_000, struct.pack("<HH", 0x9999, 96) + bytes(96)))
+    with open(tmp_path / "b.zip", "rb") as file:
+        assert len(archives.members(file, "b.zip", nothing)) == 10_000
+
+
+def test_the_names_of_an_archive_are_bounded(tmp_path: Path) -> None:
+    """A few bytes unpack to many long names, each of which is the path of a document."""
+    content = tar({f"{i:04}/" + "a" * 100_000: b"" for i in range(100)}, "gz")
+    (tmp_path / "a.tar.gz").write_bytes(content)
+    (tmp_path / "b.txt").write_bytes(b"text")
+    found, left_out = find(tmp_path)
+    assert found == {"b.txt": "text"}
+    assert [error for _, error in left_out] == ["the file unpacks to too much data"]
+
+
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA, 99])
 def test_a_file_whose_packing_zipfile_does_not_bound_is_not_unpacked(tmp_path: Path, method: int) -> None:
     """A few hundred bytes of bzip2 hold gigabytes, whatever size the archive tells of them."""
