@@ -454,6 +454,8 @@ class Reading:
             found, content = reader.read(member, max_bytes)
             if _has_changed(file, before):
                 raise DocumentError("the file changed while it was read", hint="Load it again later.")
+        except DocumentError:
+            raise  # those after it can be read; to open it again for each takes the square of their number
         except OSError as e:
             self.close()
             raise DocumentError("the file cannot be read", detail=f"{e.strerror}.", hint=_remedy(e)) from None

@@ -358,6 +358,28 @@ def test_the_names_of_an_archive_are_bounded(tmp_path: Path) -> None:
     assert [error for _, error in left_out] == ["the file unpacks to too much data"]
 
 
+def test_files_that_do_not_open_do_not_have_their_archive_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do those of one that is written to again and again."""
+    (tmp_path / "a.zip").write_bytes(directory(50))
+    (tmp_path / "b.zip").write_bytes(zipped({f"{i}.txt": b"text" for i in range(50)}))
+    paths = files.find(files.parse(f"file://{tmp_path}/"), nothing)
+    opened = []
+    monkeypatch.setattr(files, "_open", lambda path, base, real=files._open: opened.append(path) or real(path, base))
+    with files.Reading() as reading:
+        for path in paths[:50]:
+            with pytest.raises(DocumentError, match="truncated or damaged"):
+                reading.read(path, str(tmp_path), 1000, nothing)
+        assert reading.read(paths[50], str(tmp_path), 1000, nothing).content == b"text"
+        os.utime(tmp_path / "b.zip", (0, 0))
+        for path in paths[51:]:
+            with pytest.raises(DocumentError, match="changed while it was read"):
+                reading.read(path, str(tmp_path), 1000, nothing)
+    assert len(paths) == 100
+    assert len(opened) == 2
+
+
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA, 99])
 def test_a_file_whose_packing_zipfile_does_not_bound_is_not_unpacked(tmp_path: Path, method: int) -> None:
     """A few hundred bytes of bzip2 hold gigabytes, whatever size the archive tells of them."""
