@@ -275,12 +275,12 @@ BEGIN
   END IF;
   result.measures := _measures;
   result.citations := coalesce((
-    SELECT jsonb_agg(jsonb_strip_nulls(jsonb_build_object(
+    SELECT to_jsonb(array_agg(jsonb_strip_nulls(jsonb_build_object(
       'vector_store', h.vector_store, 'document_name', h.document_name, 'document_id', h.document_id,
       'segment_number', h.segment_number, 'page', h.metadata -> 'page',
       'distance', h.distance, 'keyword_score', h.keyword_score, 'score', h.score, 'rerank_score',
       h.rerank_score,
-      'relevant', CASE WHEN _has_expected THEN _relevant[h.place] END)) ORDER BY h.place)
+      'relevant', CASE WHEN _has_expected THEN _relevant[h.place] END)) ORDER BY h.place))
     FROM (SELECT p.place, (_hits[p.place]).* FROM generate_subscripts(_hits, 1) AS p (place)
           WHERE p.place <= greatest(_cited, cutoffs[cardinality(cutoffs)])) AS h), '[]');
 END

@@ -16,9 +16,10 @@ BEGIN
   IF coalesce(prompt, '') !~ '[^[:space:]]' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the prompt is empty';
   END IF;
-  SELECT jsonb_agg(jsonb_build_object('document_name', h.document_name, 'text', h.segment)
+  -- not by jsonb_agg: see _citations
+  SELECT to_jsonb(array_agg(jsonb_build_object('document_name', h.document_name, 'text', h.segment)
     || CASE WHEN h.metadata IS NULL THEN '{}' ELSE jsonb_build_object('metadata', h.metadata) END
-      ORDER BY h.place)
+      ORDER BY h.place))
   INTO _documents
   FROM (
     SELECT coalesce(hits[i].document_name, hits[i].vector_store) AS document_name,

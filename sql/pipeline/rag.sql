@@ -210,9 +210,11 @@ BEGIN
       ARRAY(SELECT h.segment FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality),
         ml_rag.text_search_configuration(NULL)));
   END IF;
-  SELECT jsonb_agg(jsonb_build_object('segment', h.segment, 'distance', h.distance,
+  -- jsonb_agg and jsonb_object_agg take the square of the number of strings in a value, such as metadata
+  -- can have, and look at no cancel meanwhile
+  SELECT to_jsonb(array_agg(jsonb_build_object('segment', h.segment, 'distance', h.distance,
     'document_name', h.document_name)
-      || (SELECT coalesce(jsonb_object_agg(f.key, f.value), '{}') FROM jsonb_each(jsonb_build_object(
+      || (jsonb_build_object(
             'document_id', coalesce(to_jsonb(h.document_id), to_jsonb(h.document_key)), 'segment_number',
             h.segment_number,
             'vector_store', h.vector_store, 'metadata', h.metadata, 'score', h.score, 'keyword_score',
@@ -220,14 +222,16 @@ BEGIN
             'rerank_score', h.rerank_score, 'rank', h.ordinality, 'node', h.node, 'node_distance',
             h.node_distance,
             'segment_range', jsonb_build_array(coalesce(h.first_segment, h.segment_number),
-              coalesce(h.last_segment, h.segment_number)))) AS f
-          WHERE fields ? f.key)
-      || (SELECT coalesce(jsonb_object_agg((string_to_array(f, '.'))[array_upper(string_to_array(f, '.'), 1)],
-            h.metadata #> (string_to_array(f, '.'))[2:]), '{}')
+              coalesce(h.last_segment, h.segment_number))) - ARRAY(
+            SELECT f.key FROM unnest('{document_id,segment_number,vector_store,metadata,score,keyword_score,
+              rerank_score,rank,node,node_distance,segment_range}'::text[]) AS f (key)
+            WHERE NOT fields ? f.key))
+      || (SELECT coalesce(json_object_agg((string_to_array(f, '.'))[array_upper(string_to_array(f, '.'), 1)],
+            h.metadata #> (string_to_array(f, '.'))[2:])::jsonb, '{}')
           FROM jsonb_array_elements_text(fields) AS f WHERE f LIKE 'metadata.%')
       || CASE WHEN fields ? 'highlights' THEN
         jsonb_build_object('highlights', _highlights -> (h.ordinality - 1)::integer)
-           ELSE '{}' END ORDER BY h.ordinality)
+           ELSE '{}' END ORDER BY h.ordinality))
   INTO _citations
   FROM unnest(hits) WITH ORDINALITY AS h;
   RETURN coalesce(_citations, '[]');

@@ -127,7 +127,7 @@ BEGIN
   SELECT r.* INTO _ranked FROM ml_rag._rank(query, _texts, _options, _call) AS r;
   PERFORM ml_rag._end(_call);
   RETURN jsonb_build_object('model', _ranked.model, 'records', coalesce((
-    SELECT jsonb_agg(_records[r.place] || jsonb_build_object('score', r.score) ORDER BY r.rank)
+    SELECT to_jsonb(array_agg(_records[r.place] || jsonb_build_object('score', r.score) ORDER BY r.rank))
     FROM unnest(_ranked.places, _ranked.scores) WITH ORDINALITY AS r (place, score, rank)), '[]'));
 @CATCH_AND_END@
 END

@@ -76,7 +76,9 @@ _run = Statements(
         "rerank": (
             "SELECT count(*)::int4 AS n, max(r.rerank_score) AS best,"
             " max(r.distance) FILTER (WHERE r.is_kept)::text AS threshold,"
-            " (jsonb_agg(to_jsonb(r) - 'place' - 'is_kept' ORDER BY r.place) FILTER (WHERE r.is_kept))::text AS hits"
+            # not by jsonb_agg, which takes the square of the number of strings, such as metadata can have
+            " to_jsonb(array_agg(to_jsonb(r) - 'place' - 'is_kept' ORDER BY r.place)"
+            " FILTER (WHERE r.is_kept))::text AS hits"
             " FROM (SELECT h.*, ($4 IS NULL OR h.rerank_score >= $4) AND row_number() OVER () <= $5 AS is_kept,"
             " row_number() OVER () AS place FROM ml_rag._rerank($1,"
             " ARRAY(SELECT h FROM jsonb_populate_recordset(NULL::ml_rag.hit, $2) AS h), $3, $6) AS h) AS r",

@@ -38,7 +38,8 @@ _run = Statements(
             "SELECT a.failure::text AS failure, a.shards,"
             " (SELECT bool_or(x.answer ? 'version') FROM unnest(a.answers) AS x (answer)) AS is_other,"
             # of all shards as many as the arm brings, and those that are as good as the last of them
-            " (SELECT coalesce(jsonb_agg(b.hit || '{\"row_key\": null}' ORDER BY b.shard, b.place), '[]')::text FROM ("
+            " (SELECT coalesce(to_jsonb(array_agg(b.hit || '{\"row_key\": null}' ORDER BY b.shard, b.place)), '[]')"
+            "::text FROM ("
             "SELECT h.hit, x.place AS shard, h.place, rank() OVER (ORDER BY $7 * (h.hit ->> $6)::float8) AS rank"
             " FROM unnest(a.answers) WITH ORDINALITY AS x (answer, place), jsonb_array_elements("
             "CASE jsonb_typeof(x.answer -> 'hits') WHEN 'array' THEN x.answer -> 'hits' END)"
