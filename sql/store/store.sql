@@ -267,8 +267,8 @@ BEGIN
       GROUP BY v.kind, v.name)
     SELECT (SELECT min(g.document_id) FROM gone AS g), jsonb_build_object(
         'metadata',
-        coalesce(jsonb_object_agg(o.name, o.value::jsonb) FILTER (WHERE o.is_kept AND o.kind = 'metadata'),
-          '{}'),
+        coalesce((json_object_agg(o.name, o.value::json)
+          FILTER (WHERE o.is_kept AND o.kind = 'metadata'))::jsonb, '{}'),
         'columns',
         coalesce(jsonb_object_agg(o.name, o.value) FILTER (WHERE o.is_kept AND o.kind = 'columns'), '{}')),
       nullif(jsonb_strip_nulls(jsonb_build_object(

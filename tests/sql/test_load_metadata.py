@@ -59,6 +59,19 @@ def test_what_the_owner_added_is_kept_when_a_document_changes(store: Connection,
     assert added(store, "a.txt") == [("D", ["x", 1.5], "HR", 12.5, "(1,2)")]
 
 
+def test_metadata_of_very_many_strings_are_kept_in_a_moment(store: Connection, folder: Path) -> None:
+    """One call of jsonb_object_agg takes the square of their number, and is not cancelled."""
+    store.execute(
+        "UPDATE docs SET metadata = metadata || m.own FROM (SELECT jsonb_build_object('own', jsonb_object_agg(i, 'x'))"
+        " AS own FROM generate_series(1, 500000) AS i) AS m WHERE document_name ~ 'b.txt'"
+    )
+    write(folder, b="beta")
+    store.execute("SET statement_timeout = '6s'")
+    assert counts(load(store, f"{folder}/")) == {"changed": 1, "unchanged": 1}
+    ((kept,),) = rows(store, "SELECT metadata -> 'own' ->> '500000' FROM docs WHERE document_name ~ 'b.txt'")
+    assert kept == "x"
+
+
 def test_what_differs_between_segments_is_lost_and_said(store: Connection, folder: Path) -> None:
     store.execute("UPDATE docs SET code = 'c' || document_id WHERE segment_number = 1")
     store.execute(
