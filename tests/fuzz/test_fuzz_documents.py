@@ -144,9 +144,11 @@ def test_damaged_documents_end_in_a_document_or_its_error(server: RunningServer,
             began = time.monotonic()
             lines = send(client, batch)
             slowest = max(slowest, time.monotonic() - began)
-            assert sorted(line["name"] for line in lines) == sorted(name for name, _ in batch)
+            # a document of very many segments comes in several lines
+            found = [line["name"] for line in lines if not line["more"]]
+            assert sorted(found) == sorted(name for name, _ in batch)
             for line in lines:
-                ended[check(line, f"FUZZ_SEED={fuzzing.SEED} {line['name']}")] += 1
+                ended[check(line, f"FUZZ_SEED={fuzzing.SEED} {line['name']}")] += not line["more"]
             peak = max(peak, peak_of_children(pid))
             assert client.get("/healthz").json()["status"] == "ok"
         grown = 1024 * kilobytes(status(pid)["VmRSS"]) - before

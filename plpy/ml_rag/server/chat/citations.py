@@ -42,7 +42,8 @@ _LITERAL = re.compile(rf"(?:={_S}|\w\()\Z")
 _CODE_GOES_ON = re.compile(rf"{_S}(?:[-+*/%|&]?=|\+\+|--)|\.[a-z_]|\([^()\s]*\)|\[(?!{_S}\d)")
 _STATEMENT_ENDS = re.compile(r";[ \t]*(?:\n|\Z)")
 _PAIRS = (("(", ")"), ("[", "]"), ("（", "）"), ("<sup>", "</sup>"))
-_PASSES = 16
+#: how deep what markers leave behind is looked at: a text of nothing else takes a pass for each
+PASSES = 16
 
 #: characters after a marker that decide what it is, and what goes with it
 _AHEAD = 16
@@ -71,7 +72,7 @@ def verify(text: str, citations: int) -> str:
     A text whose markers are all right, or that has none, comes back as it is.
     """
     # What a marker leaves behind may make another one, as in [[9]8].
-    for _ in range(_PASSES):
+    for _ in range(PASSES):
         cleaned = _verify(text, citations)
         if cleaned == text:
             break
