@@ -491,7 +491,7 @@ def test_each_text_is_read_a_few_times_in_however_many_batches(db: Database, own
         create(session, "parts", **given)
         pid = session.info.backend_pid
     # what a session has read is in the statistics once it has ended
-    while owner.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchone():
+    while owner.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchone():
         time.sleep(0.01)
     read = owner.execute(
         "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relid = 'docs'::regclass"
