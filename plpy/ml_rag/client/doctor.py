@@ -184,8 +184,10 @@ def check_keyword(connection: psycopg.Connection) -> Iterator[Finding]:
     yield run("keyword search", numpy)
 
 
-#: of what is told of tables whose owners this role does not trust
-_OF_OTHERS = " Leave that to the owner of a table of another role: its triggers run with the rights of whoever calls."
+#: added to advice about tables whose owners this role does not trust
+_OF_OTHERS = (
+    " Leave that to the owner of a table of another role: its triggers run with the rights of the role that calls it."
+)
 
 
 def check_vectorizers(connection: psycopg.Connection) -> Iterator[Finding]:

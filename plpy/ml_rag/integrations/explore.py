@@ -263,7 +263,7 @@ def _environment() -> Environment:
 def _table(dsn: str, name: str) -> sql.Identifier:
     """The table of the marks; without a schema, the one that the role's search_path has. Raises MlRagError.
 
-    Without its schema it is none of a role whose code the caller would not run: whoever owns the database can make one
+    Without its schema it is none of a role whose code the caller would not run: the owner of the database can make one
     of that name, and set the search_path.
     """
     parts = name.split(".")
