@@ -96,7 +96,7 @@ class _Unpacked:
         self._pieces = _pieces(file, kind)
         self._rest = b""
         self._at = 0
-        #: bytes that may still be read; None: of what is no header
+        #: bytes of headers that may still be read; None: no header is read
         self.headers: int | None = None
 
     def read(self, count: int) -> bytes:
@@ -202,7 +202,7 @@ class Member:
 
 
 def length(path: str) -> int:
-    """Its bytes."""
+    """The bytes of a path."""
     return len(path.encode(errors="surrogatepass"))
 
 

@@ -103,10 +103,10 @@ COMMENT ON TABLE ml_rag_internal.keyword_posting IS 'which rows of a run hold a 
 COMMENT ON SEQUENCE ml_rag_internal.keyword_number IS 'numbers of rows and runs; never used twice, as '
   'sessions remember runs';
 
--- A table is dumped by its name. Where there is none of that name yet when a row is restored, all rows would
--- be missing. So those stay behind of what was dropped by the CASCADE of another object, of what its owner
--- has given to an extension, which is dumped without its tables, and of what is no table: anybody can have a
--- row made for a temporary table or an index of theirs (backend/runs.py).
+-- A dump has each table by its name. If a restored database has none of a name, COPY fails, and all rows are
+-- missing. So the dump leaves out the rows of tables that were dropped with another object (CASCADE), of
+-- tables that belong to an extension, and of temporary tables and indexes, for which every role can have a
+-- row made (backend/runs.py).
 DO $$
 DECLARE
   _table name;

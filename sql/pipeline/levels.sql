@@ -118,12 +118,12 @@ BEGIN
     RETURN NEXT;
   END LOOP;
   -- only a superuser sets it for a role or a database; what is set for another role is not for this one
-  _is_own := session_user = current_user OR EXISTS (
+  _is_own := _session IS NOT NULL AND (session_user = current_user OR EXISTS (
     SELECT FROM pg_db_role_setting AS d
     WHERE concat('ml_rag.options=', _session) = ANY (d.setconfig)
       AND d.setrole IN (0, quote_ident(current_user)::regrole)
       AND d.setdatabase IN (0,
-        (SELECT b.oid FROM pg_database AS b WHERE b.datname = current_database())));
+        (SELECT b.oid FROM pg_database AS b WHERE b.datname = current_database()))));
   -- in a function that is SECURITY DEFINER it is the caller's, who could have other columns and rows shown
   -- than the function shows
   IF _session IS NOT NULL AND (_is_own OR current_setting('role') = current_user) THEN

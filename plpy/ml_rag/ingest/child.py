@@ -100,14 +100,14 @@ class Child:
         """Called after each of the looks of one wait, which are counted from 0; may raise ``Useless``."""
 
     def end(self, seconds: float = 0.0) -> int:
-        """End it; after so many seconds, kill it. What it has started is killed in any case. Its exit status, or minus
-        the signal."""
+        """End it, and kill it after so many seconds, with all that it has started. Its exit status, or minus the
+        signal."""
         self._connection.close()
         if self.process.returncode is None:
             until = time.monotonic() + seconds
             while self.is_alive and time.monotonic() < until:
                 time.sleep(_END_POLL_SECONDS)
-            # it is not waited for yet, so that its number is no other group's
+            # before it is waited for: until then no other group gets its number
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         return self.process.wait()

@@ -119,7 +119,7 @@ class NodeGroups(Derived):
         columns = ", ".join(f"s.{identifier(name)}" for name in group["place"])
         values = ", ".join(f"(($1 ->> 'after')::text[])[{i}]::{name}" for i, name in enumerate(group["place_types"], 1))
         after = "" if self._after is None else f" AND ({columns}) > ({values})"
-        # numbered once there are no more than wanted: a number of each that is pending takes sorting them all
+        # numbered after LIMIT: to number all that is pending, PostgreSQL would sort it
         parents = yield from run(
             f"SELECT json_agg(p ORDER BY p.n) FROM (SELECT q.*, row_number() OVER () AS n"
             f" FROM (SELECT {group['key_text']} AS key, {group['place_text']} AS place, s.hash::text, s.members,"
