@@ -199,8 +199,7 @@ BEGIN
         END IF;
       EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
         GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
-        IF coalesce(_store.found, 'named') = 'named' OR SQLSTATE IN ('57014', '40001')
-          AND NOT ml_rag._is_of_server(_context, coalesce(_statement, '')) THEN
+        IF coalesce(_store.found, 'named') = 'named' OR ml_rag._ends_call(SQLSTATE, _context, _statement) THEN
           RAISE;
         END IF;
         -- the first question says so

@@ -40,8 +40,7 @@ BEGIN
   RETURN nullif(_n, 0);
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
-  IF _is_named OR SQLSTATE IN ('57014', '40001')
-    AND NOT ml_rag._is_of_server(_context, coalesce(_statement, '')) THEN
+  IF _is_named OR ml_rag._ends_call(SQLSTATE, _context, _statement) THEN
     RAISE;
   END IF;
   RETURN NULL;

@@ -103,9 +103,7 @@ BEGIN
   PERFORM set_config('lock_timeout', _former_wait, true) WHERE _former_wait IS NOT NULL;
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
-  IF coalesce(store.found, 'named') = 'named'
-    OR SQLSTATE IN ('57014', '40001')
-      AND NOT ml_rag._is_of_server(_context, coalesce(_statement, '')) THEN
+  IF coalesce(store.found, 'named') = 'named' OR ml_rag._ends_call(SQLSTATE, _context, _statement) THEN
     RAISE;
   END IF;
 END
