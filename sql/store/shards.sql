@@ -211,9 +211,28 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._leave_shard(shard regclass, calls regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: drops the foreign table of a former shard, and its table of calls. The rows stay on the server:
+-- it commits before this one, so a crash between both would lose them
+-- Writes: the definitions of the tables, as the caller
+DECLARE
+  _there text := (SELECT format('table %s of server %I', (
+      SELECT string_agg(quote_ident(o.option_value), '.' ORDER BY o.option_name)
+      FROM pg_options_to_table(f.ftoptions) AS o WHERE o.option_name IN ('schema_name', 'table_name')),
+      s.srvname)
+    FROM pg_foreign_table AS f JOIN pg_foreign_server AS s ON s.oid = f.ftserver WHERE f.ftrelid = shard);
+BEGIN
+  EXECUTE format('DROP FOREIGN TABLE %s', concat_ws(', ', ml_rag._relation_name(shard), calls));
+  RAISE NOTICE USING MESSAGE = format('the rows stay in %s', _there),
+    HINT = 'Delete them there once this transaction is committed.';
+END
+$$;
+
 CREATE FUNCTION ml_rag._move_partition(store regclass, partition integer, target regclass) RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the rows of a partition to another table, which takes its place; the former one is dropped.
+-- purpose: the rows of a partition to another table, which takes its place; the former one is dropped (of a
+-- shard, the foreign table).
 -- Returns how many rows have moved
 -- Writers wait from the beginning, readers for the last moment.
 -- Writes: both tables, and the definition of the store, as the caller
@@ -254,15 +273,17 @@ BEGIN
   EXECUTE format('INSERT INTO %s (%s) SELECT %2$s FROM %s', ml_rag._relation_name(target), _columns,
     ml_rag._relation_name(_old.relation));
   GET DIAGNOSTICS _n = ROW_COUNT;
-  -- its own trigger takes the rows out of the keyword index
-  EXECUTE format('DELETE FROM %s', ml_rag._relation_name(_old.relation));
+  IF NOT _is_shard THEN
+    -- its own trigger takes the rows out of the keyword index
+    EXECUTE format('DELETE FROM %s', ml_rag._relation_name(_old.relation));
+  END IF;
   PERFORM ml_rag._lock_table(store, 'ACCESS EXCLUSIVE');
   IF _key IS NOT NULL THEN
     EXECUTE format('ALTER TABLE %s DROP CONSTRAINT %I', _relation, _key);
   END IF;
   EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', _relation, ml_rag._relation_name(_old.relation));
   IF _is_shard THEN
-    EXECUTE format('DROP FOREIGN TABLE %s', concat_ws(', ', _old.relation, _calls));
+    PERFORM ml_rag._leave_shard(_old.relation, _calls);
   ELSE
     EXECUTE format('DROP TABLE %s', ml_rag._relation_name(_old.relation));
   END IF;
@@ -321,12 +342,13 @@ COMMENT ON FUNCTION ml_rag.attach_shard(regclass, name, jsonb) IS
 $$moves a partition of a vector store to another server: ml_rag.attach_shard('handbook', 'server_a', '{"partition": 0}')
 server: a foreign server of postgres_fdw that names the extensions vector and ml_rag and that the caller may
 use. There ml_rag.create_store with "shard": true has made a store of the same columns, model and keyword
-index, in the same version of ml_rag. The partition's rows are copied, wherever they are by now; writers wait
-meanwhile, searches only while the tables are exchanged. Everybody searches the shard with a user mapping of
-their own. For the owner of the store. options: SELECT * FROM ml_rag.option WHERE routine = 'attach_shard'.
-Returns the foreign table. Errors: 22023 bad option or server; 25006; 42704 no such partition or server;
-42P01; 42501; 55000 the shard differs from the store, has rows of its own, or is a shard of the store already,
-or the store can have none, or at another isolation level than READ COMMITTED; 55P03 lock_timeout; those of
+index, in the same version of ml_rag. The partition's rows are copied, wherever they are by now (on another
+server they stay, too); writers wait meanwhile, searches only while the tables are exchanged. Everybody
+searches the shard with a user mapping of their own. For the owner of the store. options: SELECT * FROM
+ml_rag.option WHERE routine = 'attach_shard'. Returns the foreign table. Errors: 22023 bad option or server;
+25006; 42704 no such partition or server; 42P01; 42501; 55000 the shard differs from the store, has rows of
+its own, or is a shard of the store already, or the store can have none, or at another isolation level than
+READ COMMITTED; 55P03 lock_timeout; those of
 postgres_fdw.$$;
 
 CREATE FUNCTION ml_rag.detach_shard(store regclass, partition integer) RETURNS regclass
@@ -362,15 +384,14 @@ BEGIN
   PERFORM ml_rag._follow_partitions(store);
   -- by the name of the partition, whose triggers put the rows into the keyword index
   EXECUTE format('INSERT INTO %s (%s) SELECT %2$s FROM %s', _name, _columns, _shard);
-  EXECUTE format('DELETE FROM %s', _shard);
-  EXECUTE format('DROP FOREIGN TABLE %s', concat_ws(', ', _shard, _calls));
+  PERFORM ml_rag._leave_shard(_old.relation, _calls);
   RETURN _name::regclass;
 @CATCH@
 END
 $$;
 COMMENT ON FUNCTION ml_rag.detach_shard(regclass, integer) IS
 $$brings a partition of a vector store back from another server: ml_rag.detach_shard('handbook', 0)
-Its rows are copied here, and deleted there; everybody waits meanwhile. For the owner of the store. Returns
-the new partition.
+Its rows are copied here and stay there, too, until someone deletes them; everybody waits meanwhile. For the
+owner of the store. Returns the new partition.
 Errors: 25006; 42704 no such partition; 42P01; 42501; 55000 it is not on another server, or at another
 isolation level than READ COMMITTED; 55P03 lock_timeout; those of postgres_fdw.$$;
