@@ -51,11 +51,7 @@ DECLARE
 BEGIN
   _options := ml_rag.parse_options('make_questions', $2);
   _model := coalesce(_options ->> 'model_id', ml_rag._default_model());
-  PERFORM ml_rag._raise(ml_rag._too_small(_model, 'make questions'));
-  IF _model = 'extractive' THEN
-    PERFORM ml_rag._bad_option('model_id', to_jsonb(_model), 'a model that writes texts',
-      'SELECT * FROM ml_supported_models() lists the generation models.');
-  END IF;
+  PERFORM ml_rag._raise(ml_rag._cannot_write(_model, 'make questions'));
   _name := ml_rag._full_name($1);
   IF _name IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'vector store does not exist';
@@ -133,4 +129,4 @@ segment_number: the segment; both null where answerable is false. Look at some o
 them.
 options: SELECT * FROM ml_rag.option WHERE routine = 'make_questions'.
 Errors: 22023 bad option, unknown model or model of another task; P0002 not a store that can be searched;
-42P01; 42501; 55000 model not available or too small; 08006 model server; 53300; 57014.$$;
+42P01; 42501; 55000 model not available, too small, or extractive; 08006 model server; 53300; 57014.$$;

@@ -66,27 +66,30 @@ task: embed, generate or rerank. dimensions: of the embedding. max_tokens: longe
 the context (generate). available: its files are there. is_default: used where no option names one.
 Errors: 08006 where the model server cannot be reached.$$;
 
-CREATE FUNCTION ml_rag._too_small(model_id text, purpose text) RETURNS jsonb
+CREATE FUNCTION ml_rag._cannot_write(model_id text, purpose text) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the error, for ml_rag._raise, that a model is one of the smallest by its entry in the catalogue
--- (brief), with a model that is not; null = it is none of them, or the catalogue cannot be read, which the
--- next request says
+-- purpose: the error, for ml_rag._raise, that a model writes no texts of its own (extractive), or is one of
+-- the smallest by its entry in the catalogue (brief), with a model that is neither; null = it can write, or
+-- the catalogue cannot be read, which the next request says
 DECLARE
   _outcome record;
   _models jsonb;
-  _larger record;
+  _own jsonb;
+  _is_brief boolean;
+  _other record;
 BEGIN
   _outcome := ml_rag._call_python('get', '["/v1/models"]');
   IF _outcome.error ->> 'sqlstate' ~ '^57' THEN
     PERFORM ml_rag._raise(_outcome.error);
   END IF;
   _models := _outcome.found -> 'data';
-  IF NOT coalesce(jsonb_path_exists(_models, '$[*] ? (@.id == $id && @.brief == true)',
-    jsonb_build_object('id', model_id)), false) THEN
+  _own := jsonb_path_query_first(_models, '$[*] ? (@.id == $id)', jsonb_build_object('id', model_id));
+  _is_brief := coalesce(_own @> '{"brief": true}', false);
+  IF NOT _is_brief AND _own ->> 'engine' IS DISTINCT FROM 'extractive' THEN
     RETURN NULL;
   END IF;
   -- one that is there, else the one to pull that is large enough for every purpose
-  SELECT m.value ->> 'id' AS id, m.value ->> 'pull' AS pull INTO _larger
+  SELECT m.value ->> 'id' AS id, m.value ->> 'pull' AS pull INTO _other
   FROM jsonb_array_elements(_models) WITH ORDINALITY AS m (value, place)
   WHERE m.value ->> 'task' = 'generate' AND m.value ->> 'engine' NOT IN ('fake', 'extractive')
     AND m.value -> 'brief' = 'false'
@@ -94,8 +97,9 @@ BEGIN
   ORDER BY m.value -> 'available' = 'true' DESC, m.value ->> 'id' = 'qwen2.5-7b-instruct' DESC,
     m.place LIMIT 1;
   RETURN jsonb_build_object('sqlstate', '55000',
-    'message', format('model %s is too small to %s', model_id, purpose),
-    'hint', concat('Name a larger one in "model_id"', ', such as ' || _larger.id,
-      ', after "' || _larger.pull || '"', '.'));
+    'message', format(CASE WHEN _is_brief THEN 'model %s is too small to %s'
+      ELSE 'model %s only takes sentences out of documents, and cannot %s' END, model_id, purpose),
+    'hint', concat('Name a ', CASE WHEN _is_brief THEN 'larger one' ELSE 'language model' END,
+      ' in "model_id"', ', such as ' || _other.id, ', after "' || _other.pull || '"', '.'));
 END
 $$;

@@ -31,7 +31,7 @@ BEGIN
   _model := coalesce(_options ->> 'model_id', ml_rag._default_model());
   -- measured, the statements of such a model are hardly ever right, and some run all the same and return
   -- other rows
-  _error := ml_rag._too_small(_model, 'write SQL');
+  _error := ml_rag._cannot_write(_model, 'write SQL');
   IF _error IS NOT NULL THEN
     PERFORM ml_rag._end(_call);
     RETURN jsonb_build_object('tables', _shown.tables, 'schemas', _shown.schemas, 'model_id', _model,

@@ -53,7 +53,7 @@ BEGIN
   IF (options -> 'dry_run')::boolean THEN
     RETURN jsonb_build_object('counted', ml_rag._count_calls(store, _options, NULL));
   ELSIF _options ? 'model_id' THEN
-    _error := ml_rag._too_small(_options ->> 'model_id', 'make nodes');
+    _error := ml_rag._cannot_write(_options ->> 'model_id', 'make nodes');
     PERFORM ml_rag._raise(_error);
   END IF;
   PERFORM ml_rag._make_node_group(store, _options);

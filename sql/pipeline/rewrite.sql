@@ -100,7 +100,7 @@ BEGIN
       ml_rag._default_model());
     PERFORM ml_rag._stage(call, 'rewrite', _model_id);
     -- measured, what such a model writes is of no use, and takes it a minute
-    _error := ml_rag._too_small(_model_id, 'rewrite questions');
+    _error := ml_rag._cannot_write(_model_id, 'rewrite questions');
     IF _error IS NULL THEN
       _answer := ml_rag._call_python('rewrite',
         jsonb_build_array(jsonb_build_object('question', question, 'model_id', _model_id,

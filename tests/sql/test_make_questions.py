@@ -106,7 +106,7 @@ def test_only_segments_that_pass_and_that_the_caller_sees(birds: Connection, scr
     ("options", "sqlstate", "word"),
     [
         ({"n": -1}, "22023", "n"),
-        ({"model_id": "extractive"}, "22023", "model_id"),
+        ({"model_id": "extractive"}, "55000", "only takes sentences out of documents"),
         ({"model_id": "smollm2-135m-instruct"}, "55000", "too small"),
         ({"model_id": "nowhere"}, "22023", "nowhere"),
     ],

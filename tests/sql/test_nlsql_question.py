@@ -170,6 +170,10 @@ def test_the_smallest_models_are_not_asked(model: SqlModel, shop: Connection, as
     assert found["reason"] == (
         'model tiny is too small to write SQL. Name a larger one in "model_id", such as large, after "get large".'
     )
+    assert ask(asker, model_id="extractive")["reason"] == (
+        "model extractive only takes sentences out of documents, and cannot write SQL."
+        ' Name a language model in "model_id", such as large, after "get large".'
+    )
     assert model.asked == []
 
 

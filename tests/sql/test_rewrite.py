@@ -353,22 +353,31 @@ def test_a_model_that_fails_is_a_warning_or_the_error(birds: Connection, script:
         answer(birds, "heron", {"query_options": {**query, "fallback": False}})
 
 
+@pytest.mark.parametrize(
+    ("model", "why", "other"),
+    [
+        (SMALLEST, "is too small to", "larger one"),
+        ("extractive", "only takes sentences out of documents, and cannot", "language model"),
+    ],
+)
 @pytest.mark.parametrize("asked", [{"rewrite": True}, {"synonyms": 3}, {"filters": ["document_name"]}])
-def test_the_smallest_models_are_not_asked(birds: Connection, script: Script, asked: dict[str, Any]) -> None:
+def test_models_that_cannot_write_are_not_asked(
+    birds: Connection, script: Script, asked: dict[str, Any], model: str, why: str, other: str
+) -> None:
     """The warning names a model that is there."""
     before, told = len(script.requests), []
     birds.add_notice_handler(lambda d: told.append((d.message_primary, d.message_detail, d.message_hint)))
-    query = {**asked, "model_id": SMALLEST}
+    query = {**asked, "model_id": model}
     assert query_of(birds, "and the tern?", query) == {"question": "and the tern?"}
     assert told == [
         (
             "the search uses the question as it was asked",
-            f"Model {SMALLEST} is too small to rewrite questions.",
-            f'Name a larger one in "model_id", such as {MODEL}.'
+            f"Model {model} {why} rewrite questions.",
+            f'Name a {other} in "model_id", such as {MODEL}.'
             + (' Or give the conditions yourself, in option "filters".' if "filters" in asked else ""),
         )
     ]
-    with error("55000", f"model {SMALLEST} is too small", f"such as {MODEL}."):
+    with error("55000", f"model {model} {why}", f"such as {MODEL}."):
         answer(birds, "and the tern?", {"query_options": {**query, "fallback": False}})
     assert len(script.requests) == before
 

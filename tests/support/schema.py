@@ -69,7 +69,8 @@ class SqlModel:
 
     def __call__(self, client: socket.socket, request: bytes) -> None:
         if request.startswith(b"GET /v1/models "):
-            reply({"object": "list", "data": [{"id": "tiny", "brief": True}, LARGE]})(client, request)
+            models = [{"id": "tiny", "brief": True}, {"id": "extractive", "engine": "extractive"}, LARGE]
+            reply({"object": "list", "data": models})(client, request)
             return
         body = json.loads(request.partition(b"\r\n\r\n")[2])
         if "/v1/embeddings" in request.split(b"\r\n")[0].decode():

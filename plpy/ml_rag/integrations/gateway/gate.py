@@ -35,7 +35,7 @@ COMMENT = ": the answer is being written\n\n"
 Got = TypeVar("Got")
 
 _MODEL = """SELECT m.max_tokens AS context,
-  m.engine = 'extractive' OR ml_rag._too_small(m.model_id, 'answer') IS NOT NULL AS is_small
+  ml_rag._cannot_write(m.model_id, 'answer') IS NOT NULL AS is_small
 FROM {}() AS m WHERE m.task = 'generate' AND m.model_id =
   pg_catalog.split_part(coalesce(%(model)s, ml_rag._default_model()), '@', 1)"""
 
