@@ -118,7 +118,8 @@ BEGIN
     IF _model IS NULL THEN
       RAISE EXCEPTION USING ERRCODE = '22023',
         MESSAGE = format('table "%s" has no embedding to take the model of', store),
-        HINT = 'Create the node group with {"embed": false}, or make the table a vector store.';
+        HINT = coalesce(ml_rag._segments_hint(store),
+          'Create the node group with {"embed": false}, or make the table a vector store.');
     END IF;
   END IF;
   RETURN _options - '{dry_run,batch_size}'::text[]

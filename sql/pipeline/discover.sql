@@ -120,13 +120,14 @@ BEGIN
   ORDER BY 1 LIMIT 1;
   IF _column IS NOT NULL THEN
     reason := format('It has no column %I.', _column);
-    hint := CASE WHEN _relation.relkind IN ('r', 'p') AND NOT EXISTS (
+    hint := coalesce(ml_rag._segments_hint(relation),
+      CASE WHEN _relation.relkind IN ('r', 'p') AND NOT EXISTS (
         SELECT FROM pg_attribute AS a
         WHERE a.attrelid = _relation.oid AND a.atttypid IN ('@vector@.vector'::regtype,
           '@vector@.halfvec'::regtype) AND NOT a.attisdropped)
       THEN format('It has no vectors. SELECT ml_rag.create_vectorizer(%L, ''{"columns": "…"}'') makes them, '
         'and keeps them in step.', _relation.full_name)
-      ELSE 'Map the columns it has with "vector_store_columns".' END;
+      ELSE 'Map the columns it has with "vector_store_columns".' END);
     RETURN;
   END IF;
   SELECT CASE WHEN a.atttypid NOT IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype) THEN

@@ -63,7 +63,8 @@ BEGIN
   IF _wrong IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is not a vector store', store),
       DETAIL = format('Columns missing or of another type: %s.', _wrong),
-      HINT = 'Name its columns in "vector_store_columns": {"segment": …, "segment_embedding": …}.';
+      HINT = coalesce(ml_rag._segments_hint(store),
+        'Name its columns in "vector_store_columns": {"segment": …, "segment_embedding": …}.');
   ELSIF EXISTS (SELECT FROM pg_trigger AS g JOIN pg_proc AS p ON p.oid = g.tgfoid
                 JOIN pg_attribute AS a ON a.attrelid = store AND a.attname = segment AND a.attgenerated <> ''
                 WHERE g.tgrelid = store AND p.proname = '_wake_workers'

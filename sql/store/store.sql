@@ -91,7 +91,8 @@ BEGIN
   IF _wrong IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is not a vector store', store),
       DETAIL = format('Columns missing or of another type: %s.', _wrong),
-      HINT = 'In "table_name", name a table that does not exist yet; it is created with the right columns.';
+      HINT = coalesce(ml_rag._segments_hint(store),
+        'In "table_name", name a table that does not exist yet; it is created with the right columns.');
   END IF;
   SELECT t.typname, nullif(a.atttypmod, -1), ml_rag._marked_model(col_description(store, a.attnum))
   INTO embedding_type, dimensions, model_id
@@ -354,6 +355,12 @@ BEGIN
   END IF;
   SELECT a.attnum, col_description(a.attrelid, a.attnum) INTO _attnum, _comment
   FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = _column AND NOT a.attisdropped;
+  IF _attnum IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is not a vector store', store),
+      DETAIL = format('It has no column %I.', _column),
+      HINT = coalesce(ml_rag._segments_hint(store),
+        'ml_rag.create_vectorizer adds one to an ordinary table.');
+  END IF;
   _index := ml_rag._index_definition(index, _metric, (
     SELECT t.typname FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
     WHERE a.attrelid = store AND a.attnum = _attnum));

@@ -10,32 +10,6 @@
 -- function reads the source, and is by what the table of segments is found: it follows when either table is
 -- renamed.
 
-CREATE FUNCTION ml_rag._segment_table(relation oid, must_exist boolean DEFAULT false) RETURNS regclass
-LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: the table of segments of a table; null = it has none. Anybody may make a policy that reads
--- another's table, so both must be of one owner  Reads: the catalog
-DECLARE
-  _segments regclass := (
-    SELECT p.polrelid FROM pg_depend AS f
-    JOIN pg_depend AS d ON d.refclassid = 'pg_proc'::regclass AND d.refobjid = f.objid
-      AND d.classid = 'pg_policy'::regclass
-    JOIN pg_policy AS p ON p.oid = d.objid
-    JOIN pg_class AS c ON c.oid = p.polrelid JOIN pg_class AS s ON s.oid = relation
-      AND s.relowner = c.relowner
-    WHERE f.classid = 'pg_proc'::regclass AND f.refclassid = 'pg_class'::regclass AND f.refobjid = relation
-      AND p.polname = 'ml_rag_source' AND p.polrelid <> relation LIMIT 1);
-BEGIN
-  IF _segments IS NULL AND must_exist THEN
-    RAISE EXCEPTION USING ERRCODE = '55000',
-      MESSAGE = format('the table of segments of "%s" is missing', relation::regclass),
-      DETAIL = 'It was dropped, lost its policy "ml_rag_source", or has another owner than the table.',
-      HINT = format('First: SELECT ml_rag.drop_vectorizer(%1$L); '
-        'then: SELECT ml_rag.create_vectorizer(%1$L, ''{"columns": …}'');', relation::regclass);
-  END IF;
-  RETURN _segments;
-END
-$$;
-
 CREATE FUNCTION ml_rag._source_key(segments regclass, OUT key name[], OUT types text[])
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the columns of a table of segments that hold the key of the source, and their types: all of its

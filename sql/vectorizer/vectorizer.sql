@@ -216,7 +216,9 @@ column of that name, or those of a former vectorizer with other options; 42710 i
 
 CREATE FUNCTION ml_rag.drop_vectorizer(relation regclass, options jsonb DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
-SET search_path FROM CURRENT SET citus.enable_unsafe_triggers = on AS $$
+SET search_path FROM CURRENT SET citus.enable_unsafe_triggers = on
+-- of what is not there to be dropped
+SET client_min_messages = warning AS $$
 -- Writes:
 -- the table's definition, as the caller;
 -- ml_rag.vectorizer_error, ml_rag.vectorizer_truncated
@@ -225,6 +227,7 @@ DECLARE
   _relation text;
   _trigger name;
   _segments regclass;
+  _group text;
 BEGIN
   _options := ml_rag.parse_options('drop_vectorizer', $2);
   _relation := ml_rag._relation_name(relation);
@@ -236,6 +239,13 @@ BEGIN
       HINT = 'View ml_rag.vectorizer lists those there are.';
   END IF;
   PERFORM ml_rag._lock_table(relation, 'ACCESS EXCLUSIVE');
+  _group := (SELECT g.name FROM ml_rag._node_groups(coalesce(_segments, relation)) AS g LIMIT 1);
+  IF _group IS NOT NULL AND NOT (_options -> 'keep_columns')::boolean THEN
+    RAISE EXCEPTION USING ERRCODE = '2BP01',
+      MESSAGE = format('node group "%s" is made of the texts of the vectorizer', _group),
+      HINT = format('First: SELECT ml_rag.drop_node_group(%L, %L); or keep the columns: '
+        '{"keep_columns": true}.', ml_rag._full_name(coalesce(_segments, relation)), _group);
+  END IF;
   -- first, as a table without its trigger has no failures that its owner sees
   UPDATE ml_rag.vectorizer_error AS e SET attempts = 0 WHERE e.relation = drop_vectorizer.relation;
   UPDATE ml_rag.vectorizer_truncated AS t SET texts = 0 WHERE t.relation = drop_vectorizer.relation;
@@ -267,5 +277,5 @@ $$;
 COMMENT ON FUNCTION ml_rag.drop_vectorizer(regclass, jsonb) IS
 $$drops the vectorizer of a table, with the columns and the keyword index that it has added; for the table's owner
 With {"keep_columns": true} they stay, and the table remains a vector store: a row whose text changes loses
-its embedding, and nobody embeds it again. Errors: 22023 bad option; 25006; 2BP01 other objects depend on a
-column; 42704 it has none; 42P01; 42501; 55P03 lock_timeout.$$;
+its embedding, and nobody embeds it again. Errors: 22023 bad option; 25006; 2BP01 other objects, such as a
+node group, depend on a column; 42704 it has none; 42P01; 42501; 55P03 lock_timeout.$$;

@@ -364,6 +364,37 @@ def test_a_dropped_vectorizer_leaves_the_table_as_it_was(notes: Connection) -> N
     assert left == []
 
 
+@pytest.mark.parametrize(
+    ("call", "sqlstate"),
+    [
+        ("SELECT ml_rag_search('x', '{\"vector_store\": [\"notes\"]}')", "P0002"),
+        ("SELECT ml_rag.tune_index('notes')", "P0002"),
+        ("SELECT ml_rag.index_store('notes')", "22023"),
+        ("CALL ml_rag.add_embedding('notes', 'other', '{\"embed_model_id\": \"fake-embed\"}')", "22023"),
+        ("CALL ml_rag.create_node_group('notes', 'parts', '{\"transform\": \"sentence\"}')", "22023"),
+        ("SELECT ml_rag.load_document('notes', 'a.txt', 'text')", "22023"),
+    ],
+)
+def test_whoever_names_the_table_learns_which_one_its_segments_are_in(
+    notes: Connection, call: str, sqlstate: str
+) -> None:
+    with error(sqlstate, 'Its segments are in "public.notes_segments": name that table.'):
+        notes.execute(call.encode())
+
+
+def test_a_node_group_is_dropped_before_the_vectorizer(notes: Connection) -> None:
+    told: list[Any] = []
+    notes.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    notes.execute("CALL ml_rag.create_node_group('notes_segments', 'parts', '{\"transform\": \"sentence\"}')")
+    drop = "SELECT ml_rag.drop_vectorizer('notes')"
+    with error("2BP01", 'node group "parts"', "drop_node_group('public.notes_segments', 'parts')"):
+        notes.execute(drop)
+    notes.execute("SELECT ml_rag.drop_node_group('notes_segments', 'parts')")
+    notes.execute(drop)
+    assert told == []
+    assert notes.execute("SELECT to_regclass('notes_segments')").fetchone() == (None,)
+
+
 def test_a_dropped_vectorizer_that_leaves_its_segments(notes: Connection) -> None:
     notes.execute("""SELECT ml_rag.drop_vectorizer('notes', '{"keep_columns": true}')""")
     notes.execute("UPDATE notes SET body = 'hat' WHERE id = 1")

@@ -246,7 +246,7 @@ class _Following:
         else:
             ranked = self._alone(unlimited, self._options)["ranked"]
             rank = step["rank"] = _places(ranked).get(_key(wanted))
-            detail = f"It is number {rank}, and the arm brings {arm['candidates']} candidates."
+            detail = f"It is number {rank}, and the arm brings {arm['candidates']}."
             where = '"candidates" of the arm'
             if "arms" not in self._options:
                 where = '"candidates" of rerank' if "rerank" in self._options else '"n_citations"'
