@@ -441,7 +441,7 @@ Errors: 22023, 42P01.$$;
 
 CREATE FUNCTION ml_rag.create_store(name text, options jsonb DEFAULT NULL) RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: a vector store to load into, made unless it is there; not qualified = in the current schema
+-- purpose: a vector store to load into, made unless it is there
 DECLARE
   _options jsonb;
   _parts text[];
@@ -456,7 +456,8 @@ BEGIN
   IF cardinality(_parts) IS DISTINCT FROM 2 THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid name of a vector store',
       DETAIL = format('Got %s; expected ''schema.table''.',
-        coalesce(quote_literal(left(create_store.name, 200)), 'NULL'));
+        coalesce(quote_literal(left(create_store.name, 200)), 'NULL')),
+      HINT = 'Name its schema, too: SELECT ml_rag.create_store(''public.handbook'');';
   END IF;
   PERFORM ml_rag._store_name(jsonb_build_object('schema_name', _parts[1], 'table_name', _parts[2]),
     NULL, NULL);
