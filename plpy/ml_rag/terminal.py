@@ -15,4 +15,4 @@ def printable(text: str) -> str:
 
 def printable_lines(text: str) -> str:
     """The same of each line."""
-    return "\n".join(map(printable, text.split("\n")))
+    return "\n".join(printable(line.expandtabs(2)) for line in text.split("\n"))
