@@ -377,15 +377,16 @@ def test_no_store_with_an_index_is_55000(owner: Connection) -> None:
     create_store(owner, "bare", rows=rows(["fox"]))
     with error(
         "55000", "no vector store has a keyword index", "public.bare", "ml_rag.enable_keyword_search('public.bare')"
-    ):
+    ) as caught:
         search(owner, "fox", name="bare")
+    assert caught.hint.endswith('Or search by meaning alone, as with "keyword_search": false.')
 
 
 def test_a_view_has_no_index_even_over_a_table_that_has(owner: Connection) -> None:
     keyword_store(owner, ["fox"])
     owner.execute("CREATE VIEW v AS SELECT * FROM docs; COMMENT ON COLUMN v.segment_embedding IS"
                   " 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'")  # fmt: skip
-    with error("55000"):
+    with error("55000", "Only an ordinary table can have one"):
         search(owner, "fox", name="v")
 
 

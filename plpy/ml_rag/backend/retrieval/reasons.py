@@ -65,18 +65,18 @@ def _listed(stores: list[Store]) -> str:
 
 def no_index(plpy: Any, stores: list[Store], *, is_all: bool) -> Any:
     """Say which stores a keyword arm left out for want of an index; where that is all of them, the error."""
+    kind = plpy.execute(f"SELECT c.relkind FROM pg_class AS c WHERE c.oid = {stores[0].relation}")
+    hint = "Only an ordinary table can have one: search the table behind it."
+    if kind and kind[0]["relkind"] in ("r", "p"):
+        hint = f"Its owner can create one: {_enabling(plpy, stores[0])};"
     if is_all:
         names = ", ".join(store.vector_store for store in stores)
-        hint = f"The owner of a store can create one: {_enabling(plpy, stores[0])};"
+        hint += ' Or search by meaning alone, as with "keyword_search": false.'
         message = "no vector store has a keyword index"
         return {"sqlstate": "55000", "message": message, "detail": f"Stores: {names}.", "hint": hint}
     message = f"{len(stores)} vector stores have no keyword index; keyword search ignores them"
     if len(stores) == 1:
         message = f'"{stores[0].vector_store}" has no keyword index; keyword search ignores it'
-    kind = plpy.execute(f"SELECT c.relkind FROM pg_class AS c WHERE c.oid = {stores[0].relation}")
-    hint = "Only an ordinary table can have one: search the table behind it."
-    if kind and kind[0]["relkind"] in ("r", "p"):
-        hint = f"Its owner can create one: {_enabling(plpy, stores[0])};"
     detail = f"Ignored: {_listed(stores)}{', …' if len(stores) > 20 else ''}."
     plpy.warning(message, detail=detail, hint=hint, sqlstate="01000")
     return None
