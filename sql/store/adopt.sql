@@ -260,6 +260,12 @@ BEGIN
       SELECT jsonb_object_agg(upper(k.key), _found.columns -> k.key)
       FROM unnest('{segment,document_name,document_id,segment_number,metadata}'::text[]) AS k (key))
       || jsonb_build_object('EMBED_MODEL_ID', _model)));
+  IF (SELECT c.relkind IN ('r', 'p') FROM pg_class AS c WHERE c.oid = _relation)
+    AND NOT EXISTS (SELECT FROM ml_rag._keyword_index(_relation)) THEN
+    RAISE NOTICE USING MESSAGE = format('"%s" has no keyword index yet', _relation),
+      HINT = format('To search it by words, too: SELECT ml_rag.enable_keyword_search(%L, %L);',
+        ml_rag._full_name(_relation), jsonb_build_object('segment', _found.columns -> 'segment'));
+  END IF;
   RETURN jsonb_build_object('vector_store', ml_rag._full_name(_relation), 'made_by', _found.kind,
     'embed_model_id', _model,
     'columns', _found.columns, 'checked', _sample.checked, 'least_similarity', _sample.similarity);

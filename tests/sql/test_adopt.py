@@ -174,6 +174,22 @@ def test_tables_of_all_shapes_are_searched_together(db: Database, owner: Connect
     assert {row[5] for row in rows} == {TEXTS[0]}
 
 
+def test_a_table_without_a_keyword_index_is_told_how_to_get_one(owner: Connection) -> None:
+    hints: list[str] = []
+    owner.add_notice_handler(lambda notice: hints.append(notice.message_hint or ""))
+    owner.execute(
+        "CREATE TABLE notes (id integer PRIMARY KEY, content text, embedding vector(16));"
+        "INSERT INTO notes VALUES (1, 'heron', ml_rag.embed('heron', 'fake-embed'))"
+    )
+    adopt(owner, "notes", embed_model_id="fake-embed")
+    (hint,) = hints
+    owner.execute(hint.removeprefix("To search it by words, too: ").encode())
+    found = search(owner, "heron", {"vector_store": ["notes"], "keyword_search": True, "semantic_search": False})
+    assert len(found) == 1
+    adopt(owner, "notes", embed_model_id="fake-embed")
+    assert hints == [hint]
+
+
 def test_where_a_program_goes_on_writing(db: Database, owner: Connection, asker: Connection) -> None:
     name = make(owner, "LlamaIndex")
     adopt(owner, name, embed_model_id="fake-embed")
