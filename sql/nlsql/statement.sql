@@ -42,7 +42,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._refusal(tree text, relations oid[]) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SET search_path FROM CURRENT AS $$
 -- purpose: why a parsed statement is refused; null = it is harmless
 -- tree: its pg_node_tree as text. A name in it cannot pass for anything else: blanks and braces of names are
 -- escaped.
@@ -51,6 +51,7 @@ DECLARE
   _kind text;
   _functions oid[];
   _function regprocedure;
+  _operator regoperator;
   _relation regclass;
   _type regtype;
 BEGIN
@@ -91,6 +92,13 @@ BEGIN
   WHERE f.signature IS NULL ORDER BY f.oid LIMIT 1;
   IF _function IS NOT NULL THEN
     RETURN format('it calls %s, which is none of the functions that may be called', _function);
+  END IF;
+  -- its function is one of those, but for NOT and for estimates the planner asks its negator's
+  SELECT o.oid INTO _operator FROM regexp_matches(tree, ':opno ([0-9]+)', 'g') AS m
+  JOIN pg_operator AS o ON o.oid = m[1]::oid
+  WHERE o.oid >= 16384 AND NOT ml_rag._trusts(o.oprowner) LIMIT 1;
+  IF _operator IS NOT NULL THEN
+    RETURN format('it uses operator %s of an untrusted owner', _operator);
   END IF;
   -- to read a value as one of a domain or composite type runs the checks of domains
   SELECT t.oid INTO _type FROM regexp_matches(tree, ':resulttype ([0-9]+)', 'g') AS m

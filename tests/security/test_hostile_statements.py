@@ -31,6 +31,12 @@ CREATE FUNCTION planted.lower(text) RETURNS text LANGUAGE sql IMMUTABLE AS $$SEL
 CREATE FUNCTION planted.is_good(integer) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT planted.alarm() = 1';
 CREATE FUNCTION planted.many() RETURNS SETOF integer LANGUAGE sql IMMUTABLE AS 'SELECT planted.alarm()';
 CREATE OPERATOR planted.=== (FUNCTION = planted.alarm, LEFTARG = integer, RIGHTARG = integer);
+CREATE OPERATOR planted.## (FUNCTION = int4eq, LEFTARG = integer, RIGHTARG = integer);
+CREATE OPERATOR planted.!## (FUNCTION = planted.alarm, LEFTARG = integer, RIGHTARG = integer,
+  NEGATOR = OPERATOR(planted.##));
+CREATE OPERATOR planted.#~# (FUNCTION = int4ne, LEFTARG = integer, RIGHTARG = integer, RESTRICT = neqsel);
+CREATE OPERATOR planted.!#~# (FUNCTION = planted.alarm, LEFTARG = integer, RIGHTARG = integer,
+  NEGATOR = OPERATOR(planted.#~#));
 CREATE AGGREGATE planted.total(integer) (SFUNC = planted.add, STYPE = integer, INITCOND = '0');
 CREATE DOMAIN planted.number AS integer CHECK (planted.is_good(VALUE));
 CREATE DOMAIN planted.outer_number AS planted.number;
