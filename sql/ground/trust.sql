@@ -27,7 +27,8 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- Reads: the catalog
 -- A superuser trusts superusers only. Others trust themselves, superusers, the owner of the database, roles
 -- that a superuser made them a member of, and members of ml_rag_publisher. A membership that another role
--- granted does not count: that role need not have asked.
+-- granted does not count: that role need not have asked. Nor does one that only grants privileges, of
+-- ml_rag_user, ml_rag_loader or a predefined role: any other member can give such a role what it has made.
 DECLARE
   _database_owner oid := (SELECT d.datdba FROM pg_database AS d WHERE d.datname = current_database());
   _is_superuser boolean;
@@ -45,7 +46,10 @@ BEGIN
   ELSIF _is_superuser IS NULL OR (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = role) THEN
     RETURN false;
   END IF;
-  RETURN owner = _database_owner OR ml_rag._is_member(role, ARRAY[owner], true)
+  RETURN owner = _database_owner
+    -- below 16384: made by initdb
+    OR owner >= 16384 AND pg_get_userbyid(owner) NOT IN ('ml_rag_user', 'ml_rag_loader')
+      AND ml_rag._is_member(role, ARRAY[owner], true)
     OR ml_rag._is_member(owner, ARRAY[to_regrole('ml_rag_publisher')::oid], false);
 END
 $$;

@@ -534,6 +534,21 @@ def test_only_a_superuser_can_make_others_trust_a_role(
     assert found(asker) == {"evil.kb": "trusted", "public.good": "trusted"}
 
 
+@pytest.mark.parametrize("group", ["ml_rag_user", "ml_rag_loader", "pg_monitor"])
+def test_nobody_trusts_a_role_that_only_grants_privileges(
+    good: Database, attacker: Connection, grants: Callable[[str], None], group: str
+) -> None:
+    """Whoever is a member of it can give it a view, which belongs to its owner whatever functions it calls."""
+    publish(attacker, VIEW)
+    for role in ("{tenant}", "{asker}") if group != "ml_rag_user" else ():  # of that they are members
+        grants(f"GRANT {group} TO {role}")
+    attacker.execute(f"GRANT ALL ON SCHEMA evil TO {group}; ALTER TABLE evil.t OWNER TO {group}")
+    attacker.execute(f"ALTER VIEW evil.kb OWNER TO {group}; ALTER SCHEMA evil OWNER TO {group}")
+    searched = found(good.connect("asker"))
+    attacker.execute("ALTER SCHEMA evil OWNER TO CURRENT_USER")  # whose schema it is when it is dropped
+    assert searched == {"public.good": "trusted"}
+
+
 def test_an_administrator_says_whose_stores_are_searched(
     good: Database, attacker: Connection, grants: Callable[[str], None]
 ) -> None:
