@@ -16,6 +16,9 @@ BEGIN
       SELECT role AS oid
       UNION SELECT m.roleid FROM held AS h JOIN pg_auth_members AS m ON m.member = h.oid
       WHERE NOT granted_by_superuser OR (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = m.grantor)
+        -- from PostgreSQL 16 on whoever makes a role may grant it, and does nothing else with it
+        AND coalesce((to_jsonb(m) ->> 'inherit_option')::boolean OR (to_jsonb(m) ->> 'set_option')::boolean,
+          true)
     )
     SELECT FROM held AS h WHERE h.oid = ANY (groups));
 END

@@ -534,6 +534,19 @@ def test_only_a_superuser_can_make_others_trust_a_role(
     assert found(asker) == {"evil.kb": "trusted", "public.good": "trusted"}
 
 
+def test_nobody_trusts_a_role_for_having_made_it(good: Database) -> None:
+    """From PostgreSQL 16 on it is a member of it, by a grant of the first superuser."""
+    owner, asker = good.connect(), good.connect("asker")
+    name = good.role("asker") + "_made"
+    creator, made = sql.Identifier(good.role("asker")), sql.Identifier(name)
+    owner.execute(sql.SQL("ALTER ROLE {} CREATEROLE").format(creator))
+    try:
+        asker.execute(sql.SQL("CREATE ROLE {}").format(made))
+        assert asker.execute("SELECT ml_rag._trusts(to_regrole(%s))", (name,)).fetchone() == (False,)
+    finally:
+        owner.execute(sql.SQL("DROP ROLE {}; ALTER ROLE {} NOCREATEROLE").format(made, creator))
+
+
 @pytest.mark.parametrize("group", ["ml_rag_user", "ml_rag_loader", "pg_monitor"])
 def test_nobody_trusts_a_role_that_only_grants_privileges(
     good: Database, attacker: Connection, grants: Callable[[str], None], group: str
