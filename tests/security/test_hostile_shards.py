@@ -494,6 +494,22 @@ def test_a_request_is_answered_for_the_store_of_its_view_only(
             four.execute(statement.encode())
 
 
+def test_a_request_names_no_function(four: Connection, asker: Connection, shard: Shard) -> None:
+    """It would be written into a statement there, which reads what it likes with the rights of a shared role."""
+    with shard.connect("loader") as other:
+        other.execute("CREATE TABLE hidden AS SELECT 'x' AS word; GRANT SELECT ON hidden TO asker")
+    arm = {"search": "function", "function": "(SELECT ascii(word) FROM public.hidden) + strpos", "form": "text"}
+    request = {
+        "call": "semantic",
+        "version": __version__,
+        "request": {"question": "birch", "distance_metric": "COSINE", "query_embedding": None},
+        "arm": {**arm, "query": None, "query_embedding": None, "candidates": 5},
+    }
+    statement = f"SELECT ml_rag._shard_answer(c.store, '{json.dumps(request)}') FROM four_s0_calls AS c"
+    ((found,),) = rows(asker, statement)
+    assert found["hits"] == []
+
+
 def test_what_was_noted_of_one_request_lets_no_other_through(four: Connection, shard: Shard) -> None:
     request = json.dumps({"call": "describe", "version": __version__})
     ((b,),) = rows(four, "SELECT c.store FROM four_s0_calls AS c")
