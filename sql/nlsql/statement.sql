@@ -12,8 +12,8 @@
 CREATE FUNCTION ml_rag._signatures(functions oid[]) RETURNS text[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: of each function that a statement may call name(types of its arguments), else null, in their order
--- Those of extensions are in C, and so made by a superuser: the owner of an extension can put other functions
--- into it.
+-- Those of extensions are in C and belong to a superuser: the owner of an extension can put other functions
+-- into it, and aggregates of functions in C that run a query given as text.
 -- Reads: ml_rag.callable_function, the catalog
 BEGIN
   RETURN ARRAY(
@@ -25,7 +25,8 @@ BEGIN
       WHERE p.oid = f.oid AND CASE c.extension
         -- below 16384: made by initdb
         WHEN '' THEN p.oid < 16384 AND p.pronamespace = 'pg_catalog'::regnamespace
-        ELSE p.oid >= 16384 AND NOT EXISTS (
+        ELSE p.oid >= 16384 AND (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = p.proowner)
+          AND NOT EXISTS (
             SELECT FROM pg_proc AS f JOIN pg_language AS l ON l.oid = f.prolang
             WHERE l.lanname <> 'c' AND l.lanname <> 'internal' AND f.oid IN (
               SELECT p.oid UNION ALL

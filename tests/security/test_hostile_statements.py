@@ -295,6 +295,34 @@ def test_an_extension_brings_in_no_names_of_whoever_owns_its_schema(
         owner.execute("DROP EXTENSION lo; CREATE EXTENSION lo")
 
 
+def test_an_extension_brings_in_no_functions_of_its_owner(
+    hostile_db: tuple[Database, SqlModel], model: SqlModel, victim: Connection
+) -> None:
+    """Whoever may create in a database can own citext, and have it name an aggregate that runs a query."""
+    db, _ = hostile_db
+    owner, tenant = db.connect(), db.connect("tenant")
+    (name,) = owner.execute("SELECT quote_ident(current_database())").fetchone() or ("",)
+    owner.execute(f"CREATE SCHEMA more AUTHORIZATION {db.role('tenant')}; GRANT USAGE ON SCHEMA more TO PUBLIC")
+    owner.execute(f"GRANT CREATE ON DATABASE {name} TO {db.role('tenant')}")
+    try:
+        tenant.execute("CREATE EXTENSION citext SCHEMA planted")
+        tenant.execute(
+            "CREATE AGGREGATE more.max(planted.citext) (SFUNC = ts_rewrite, STYPE = tsquery, INITCOND = 'a');"
+            "ALTER EXTENSION citext ADD AGGREGATE more.max(planted.citext)"
+        )
+        query = "SELECT ''a''::tsquery, ''b''::tsquery FROM planted.alarm()"
+        model.writes(f"SELECT more.max('{query}'::planted.citext)")
+        found = ask(victim, use_retry=False)
+        assert "none of the functions" in found.get("reason", ""), found
+        assert locks(victim) is None
+        model.writes("SELECT planted.max('a'::planted.citext)")
+        assert ask(victim, use_retry=False)["rows"] == [["a"]]
+    finally:
+        victim.execute("SELECT 1 FROM pg_advisory_unlock_all()")
+        owner.execute("DROP EXTENSION IF EXISTS citext CASCADE; DROP SCHEMA more CASCADE")
+        owner.execute(f"REVOKE CREATE ON DATABASE {name} FROM {db.role('tenant')}")
+
+
 #: what a trusted owner has made and what is read with it of somebody else, whose code runs when it is planned or read
 READ_WITH = """
 CREATE TABLE shop.parent (id integer, place text) PARTITION BY LIST (id);
