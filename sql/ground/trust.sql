@@ -375,3 +375,26 @@ BEGIN
   END IF;
 END
 $$;
+
+CREATE FUNCTION ml_rag._keep_schemas() RETURNS event_trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
+-- purpose: the schemas of ml_rag and pgvector keep their names, by which functions find types, operators and
+-- functions there: who owns such a schema, as the owner of the database does with public, could rename it and
+-- put another one in its place
+-- Reads: the catalog  Errors: 55000
+DECLARE
+  _extension name := (
+    SELECT e.extname FROM pg_extension AS e
+    WHERE e.extname IN ('ml_rag', 'vector') AND e.extnamespace IS DISTINCT FROM to_regnamespace(
+      CASE e.extname WHEN 'ml_rag' THEN '@extschema@' ELSE '@vector@' END) LIMIT 1);
+BEGIN
+  IF _extension IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('extension "%s" cannot be in a schema of another name', _extension),
+      DETAIL = 'Functions of ml_rag have the name of its schema in them.',
+      HINT = 'DROP EXTENSION ml_rag first, and create it again afterwards.';
+  END IF;
+END
+$$;
+CREATE EVENT TRIGGER ml_rag_keep_schemas ON ddl_command_end WHEN TAG IN ('ALTER SCHEMA', 'ALTER EXTENSION')
+EXECUTE FUNCTION ml_rag._keep_schemas();

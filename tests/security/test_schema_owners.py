@@ -203,6 +203,26 @@ def test_the_owner_of_the_database_is_trusted_by_all_but_superusers(db: Database
         owner.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
 
 
+def test_the_schemas_of_ml_rag_and_pgvector_keep_their_names(db: Database, owner: Connection) -> None:
+    """Functions have them in them: what is in another schema of that name would run with the rights of whoever asks."""
+    database, tenant = sql.Identifier(db.name), db.connect("tenant")
+    (former, public) = owner.execute(
+        "SELECT pg_get_userbyid(d.datdba), pg_get_userbyid(n.nspowner) FROM pg_database AS d, pg_namespace AS n"
+        " WHERE d.datname = current_database() AND n.nspname = 'public'"
+    ).fetchone() or ("", "")
+    owner.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(database, sql.Identifier(db.role("tenant"))))
+    owner.execute("ALTER SCHEMA public OWNER TO pg_database_owner; CREATE SCHEMA other")
+    try:
+        with error("55000", "cannot be in a schema of another name"):
+            tenant.execute("ALTER SCHEMA public RENAME TO former")
+        tenant.execute("CREATE SCHEMA mine; ALTER SCHEMA mine RENAME TO yours; DROP SCHEMA yours")
+        with error("55000", "cannot be in a schema of another name"):
+            owner.execute("ALTER EXTENSION vector SET SCHEMA other")
+    finally:
+        owner.execute(sql.SQL("ALTER SCHEMA public OWNER TO {}").format(sql.Identifier(public)))
+        owner.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(database, sql.Identifier(former)))
+
+
 def test_a_publisher_s_schema_is_trusted_by_all_but_superusers(
     db: Database, owner: Connection, attacker: Connection
 ) -> None:
