@@ -224,6 +224,14 @@ async def test_errors_have_their_sqlstate(boats: str) -> None:
         assert len((await call(client, "search", query="boat", limit=100))["results"]) == 4
 
 
+async def test_of_many_wrong_values_one_is_told(boats: str) -> None:
+    async with Client(mcp.server(boats)) as client:
+        for tool in ("search", "answer"):
+            refused = await refusal(client, tool, query="boat", stores=[1] * 1000)
+            assert "1 validation error" in refused
+            assert len(refused) < 1000
+
+
 async def test_errors_name_the_arguments_of_the_tool(db: Database, boats: str) -> None:
     create_store(db.connect(), "public.others", [("a", 1, 1, "a", fake_embedding("a"))], "vector(16)", "other-embed")
     async with Client(mcp.server(boats)) as client:
