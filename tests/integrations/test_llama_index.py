@@ -170,6 +170,20 @@ def test_adding_again_replaces(store: MlRagVectorStore) -> None:
     assert store.add([]) == []
 
 
+def test_a_node_that_is_added_again_is_of_the_document_that_it_has_now(store: MlRagVectorStore) -> None:
+    store.add([node("a", "grey boat", "doc-2", {}), node("b", "blue boat", "doc-1", {})])
+    assert ids(store, "grey", mode=VectorStoreQueryMode.TEXT_SEARCH) == {"a"}
+    store.delete("doc-1")
+    assert ids(store) == {"a", "c", "d"}
+    store.delete("doc-2")
+    assert ids(store) == {"d"}
+    assert ids(store, "grey", mode=VectorStoreQueryMode.TEXT_SEARCH) == set()
+    # one without a document stays where it is
+    store.add([TextNode(id_="d", text="house", embedding=fake_embedding("house"))])
+    store.delete("doc-3")
+    assert ids(store) == set()
+
+
 def test_deleting(store: MlRagVectorStore) -> None:
     store.delete("doc-1")
     store.delete("no such document")

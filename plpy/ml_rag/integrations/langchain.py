@@ -26,7 +26,7 @@ from pydantic import PrivateAttr, model_validator
 from ml_rag.errors import MlRagError
 from ml_rag.integrations.database import Database, asked, citation_id, keys_of, with_source
 from ml_rag.integrations.names import refuse_unknown
-from ml_rag.integrations.store import NO_WORDS, Row, Store, narrowed, number, path
+from ml_rag.integrations.store import NO_WORDS, Row, Store, narrowed, path
 
 #: operators of langchain-postgres, as option filters has them
 _OPERATORS = ("eq", "ne", "lt", "lte", "gt", "gte", "in", "nin", "between", "exists", "like", "ilike")
@@ -115,7 +115,7 @@ class MlRagVectorStore(VectorStore):
             self._store.write(
                 self._options,
                 [
-                    Row(key, str(metadata.get("source", key)), text, metadata, number(), vector=vector)
+                    Row(key, str(metadata.get("source", key)), text, metadata, vector=vector)
                     for key, text, metadata, vector in zip(keys, texts, metadatas, vectors, strict=True)
                 ],
             )

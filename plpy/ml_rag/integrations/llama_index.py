@@ -162,7 +162,7 @@ class MlRagVectorStore(BasePydanticVectorStore):
             name=str(next(names, node.ref_doc_id or node.node_id)),
             text=node.get_content(MetadataMode.NONE),
             metadata=node_to_metadata_dict(node, remove_text=True, flat_metadata=self.flat_metadata),
-            document=number(node.ref_doc_id),
+            document=None if node.ref_doc_id is None else number(node.ref_doc_id),
             vector=None if self.embed_dim is None else node.get_embedding(),
         )
 

@@ -44,13 +44,16 @@ class NotWritable(MlRagError):
 
 @dataclass(frozen=True)
 class Row:
-    """A text with its id; ``document``: the number that texts of one document share, which stand in it as written."""
+    """A text with its id; ``document``: the number that texts of one document share, which stand in it as written.
+
+    None: it is a document of its own, or stays where its id is.
+    """
 
     id: str
     name: str
     text: str
     metadata: Mapping[str, Any]
-    document: int
+    document: int | None = None
     vector: Sequence[float] | None = None
 
 
@@ -159,7 +162,8 @@ class Store:
         return sql.SQL("ml_rag.embed({}, %(model)s, {})").format(text, sql.Literal(input_type))
 
     def write(self, options: Mapping[str, Any], rows: Sequence[Row]) -> None:
-        """Insert rows, or replace those whose ids are there. Of rows with the same id the last one counts.
+        """Insert rows, or replace those whose ids are there, in any document. Of rows with the same id the last one
+        counts.
 
         Raises NotWritable, and writes nothing, where an id is that of a row that the options leave out.
         """
@@ -180,23 +184,30 @@ class Store:
             vector = self._vector_of(sql.SQL("d.text"), "document")
         condition, arguments = self._condition(options)
         query = sql.SQL(
-            """INSERT INTO {} AS t
+            """INSERT INTO {0} AS t
               (id, document_name, metadata, document_id, segment_number, segment, segment_embedding)
-            SELECT d.id, d.name, d.metadata, d.document,
-              coalesce((SELECT max(o.segment_number) FROM {} AS o WHERE o.document_id = d.document), 0)
-                + row_number() OVER (PARTITION BY d.document ORDER BY d.place), d.text, {}
+            SELECT d.id, d.name, d.metadata, n.document,
+              coalesce((SELECT max(o.segment_number) FROM {0} AS o WHERE o.document_id = n.document), 0)
+                + row_number() OVER (PARTITION BY n.document ORDER BY d.place), d.text, {1}
             FROM ROWS FROM (pg_catalog.unnest(%(ids)s::text[]), pg_catalog.unnest(%(names)s::text[]),
               pg_catalog.unnest(%(metadata)s::jsonb[]), pg_catalog.unnest(%(documents)s::bigint[]),
-              pg_catalog.unnest(%(texts)s::text[]), pg_catalog.unnest(%(vectors)s::text[]))
-              WITH ORDINALITY AS d (id, name, metadata, document, text, vector, place)
+              pg_catalog.unnest(%(new)s::bigint[]), pg_catalog.unnest(%(texts)s::text[]),
+              pg_catalog.unnest(%(vectors)s::text[]))
+              WITH ORDINALITY AS d (id, name, metadata, document, new, text, vector, place)
+            CROSS JOIN LATERAL (
+              SELECT coalesce(d.document, (SELECT o.document_id FROM {0} AS o WHERE o.id = d.id), d.new) AS document
+            ) AS n
             ON CONFLICT (id) DO UPDATE SET document_name = excluded.document_name, metadata = excluded.metadata,
-              segment = excluded.segment, segment_embedding = excluded.segment_embedding WHERE true{}"""
-        ).format(self.table, self.table, vector, condition)
+              document_id = excluded.document_id, segment_number = CASE WHEN t.document_id = excluded.document_id
+                THEN t.segment_number ELSE excluded.segment_number END,
+              segment = excluded.segment, segment_embedding = excluded.segment_embedding WHERE true{2}"""
+        ).format(self.table, vector, condition)
         parameters = {
             "ids": [row.id for row in rows],
             "names": [row.name for row in rows],
             "metadata": [Jsonb(dict(row.metadata)) for row in rows],
             "documents": [row.document for row in rows],
+            "new": [number() for _ in rows],
             "texts": [row.text for row in rows],
             "vectors": [None if row.vector is None else as_text(row.vector) for row in rows],
             "model": self._model,
