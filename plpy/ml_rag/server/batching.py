@@ -57,13 +57,14 @@ class Worker:
 
     def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run ``fn`` in the thread, after what was submitted before it. Takes no place in the queue."""
-        return self._executor.submit(fn, *args, **kwargs)
+        call: Callable[[], T] = functools.partial(fn, *args, **kwargs)
+        return self._executor.submit(_without_panics, call)
 
     async def run(self, cancelled: Cancelled, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking function in the thread. Raises ``QueueFull``; ``ClientGone`` if cancelled while waiting."""
         with self.admission.place():
             call: Callable[[], T] = functools.partial(fn, *args, **kwargs)
-            future = self._executor.submit(self._counted, cancelled, call)
+            future = self.submit(self._counted, cancelled, call)
             with cancelling(cancelled, future):
                 try:
                     return await asyncio.wrap_future(future)
@@ -145,6 +146,16 @@ class Worker:
     def shutdown(self) -> None:
         """Take no more. What was submitted goes on to its end in the thread, the closing of its engine too."""
         self._executor.shutdown(wait=False)
+
+
+def _without_panics(call: Callable[[], T]) -> T:
+    """A library in Rust that gives up, over the files of a model or a text, raises what is no ``Exception``."""
+    try:
+        return call()
+    except Exception:
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -341,7 +352,7 @@ class EmbedBatcher:
             vectors = engine.embed(texts, cancelled)
         except (MlRagError, ClientGone):
             raise
-        except Exception as error:
+        except BaseException as error:  # also of a tokenizer in Rust that gives up
             raise unexpected(error, "the embedding model failed") from error
         if cancelled():
             raise ClientGone
@@ -361,7 +372,12 @@ class EmbedBatcher:
         """In the event loop: hand out the results, put an unfinished bulk request back, and go on."""
         lane.is_busy = False
         results: list[_Result]
-        results = [ClientGone() for _ in parts] if done.cancelled() else done.result()
+        if done.cancelled():
+            results = [ClientGone() for _ in parts]
+        elif (error := done.exception()) is not None:
+            results = [unexpected(error, "the embedding model failed") for _ in parts]
+        else:
+            results = done.result()
         for (request, indexes), result in zip(parts, results, strict=True):
             if request.done.done():
                 continue

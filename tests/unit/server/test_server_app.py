@@ -409,9 +409,12 @@ def test_too_many_texts(ask) -> None:
     assert embed(ask, model="fake-embed", input=[""] * 16_384).status_code == 200
 
 
-@pytest.mark.parametrize("failure", [ModelUnavailable("the model file cannot be loaded"), RuntimeError("bad magic")])
+@pytest.mark.parametrize(
+    "failure",
+    [ModelUnavailable("the model file cannot be loaded"), RuntimeError("bad magic"), BaseException("a panic")],
+)
 def test_a_damaged_model_says_how_to_get_it_again_and_counts_as_unavailable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
 ) -> None:
     config = tmp_path / "c.toml"
     config.write_text(
@@ -444,7 +447,9 @@ def test_a_damaged_model_says_how_to_get_it_again_and_counts_as_unavailable(
         assert str(caught.value.hint).endswith(f"get them again with: {command}")
     info = registry.info("mine")
     assert (info.available, info.pull, registry.states()["mine"]) == (False, command, "unavailable")
-    assert info.reason in ("the model file cannot be loaded", "RuntimeError: bad magic")
+    assert info.reason in (
+        "the model file cannot be loaded", "RuntimeError: bad magic", "RuntimeError: BaseException: a panic"
+    )  # fmt: skip
     file.write_bytes(b"GGUF!")
     assert registry.info("mine").available
     asyncio.run(lease())

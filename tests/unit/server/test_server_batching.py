@@ -22,6 +22,10 @@ from support.remote_endpoint import RemoteEndpoint, remote, replies
 __all__ = ["remote"]
 
 
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
 class Engine:
     """Vectors that tell a text's length; records each batch; waits for ``gate`` where one is given."""
 
@@ -38,6 +42,8 @@ class Engine:
             assert self.gate.wait(10)
         if any(text == "poison" for text in texts):
             raise RuntimeError("no")
+        if any(text == "panic" for text in texts):
+            raise Panic("no")
         return np.array([[len(text), 1] for text in texts], np.float32)
 
     def tokenizer(self) -> None:
@@ -255,7 +261,8 @@ def test_bulk_results_keep_their_order_through_sorting_by_length() -> None:
     asyncio.run(main())
 
 
-def test_one_bad_request_does_not_fail_its_neighbours() -> None:
+@pytest.mark.parametrize(("text", "kind"), [("poison", "RuntimeError"), ("panic", "Panic")])
+def test_one_bad_request_does_not_fail_its_neighbours(text: str, kind: str) -> None:
     async def main() -> None:
         gate = threading.Event()
         engine = Engine(gate)
@@ -263,14 +270,39 @@ def test_one_bad_request_does_not_fail_its_neighbours() -> None:
         first = asyncio.create_task(batcher.embed(["x"], never))
         await until(lambda: engine.batches)
         good = asyncio.create_task(batcher.embed(["good"], never))
-        bad = asyncio.create_task(batcher.embed(["poison"], never))
+        bad = asyncio.create_task(batcher.embed([text], never))
         await asyncio.sleep(0)
         gate.set()
         await first
         assert (await good)[0].tolist() == [[4, 1]]
         with pytest.raises(EngineFailed) as caught:
             await bad
-        assert "RuntimeError" in str(caught.value.detail)
+        assert caught.value.detail == kind
+
+    asyncio.run(main())
+
+
+def test_what_fails_a_whole_batch_is_told_to_each_request() -> None:
+    def fail(texts: int) -> None:
+        raise Panic("no")
+
+    async def main() -> None:
+        batcher = EmbedBatcher(Worker("m", 100), Engine(), fail)
+        for texts in (["a"], ["a"] * 50):
+            async with asyncio.timeout(10):
+                with pytest.raises(EngineFailed):
+                    await batcher.embed(texts, never)
+
+    asyncio.run(main())
+
+
+def test_what_a_library_in_rust_raises_is_an_error_of_its_call() -> None:
+    def fail() -> None:
+        raise Panic("no")
+
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match="Panic: no"):
+            await Worker("m", 2).run(never, fail)
 
     asyncio.run(main())
 
