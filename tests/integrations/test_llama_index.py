@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -182,6 +183,20 @@ def test_a_node_that_is_added_again_is_of_the_document_that_it_has_now(store: Ml
     store.add([TextNode(id_="d", text="house", embedding=fake_embedding("house"))])
     store.delete("doc-3")
     assert ids(store) == set()
+
+
+@pytest.mark.parametrize("dimensions", [None, 16])
+def test_several_processes_make_one_store_and_add_to_one_document(asker_dsn: str, dimensions: int | None) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        stores = list(pool.map(lambda _: MlRagVectorStore(asker_dsn, "public.shared", dimensions), range(6)))
+        added = [[node(f"{n} {k}", "boat", "doc", {}) for k in range(5)] for n in range(6)]
+        list(pool.map(MlRagVectorStore.add, stores, added))
+    # the nodes of each call are neighbours
+    found = [one.node_id for one in stores[0].get_nodes()]
+    assert len(found) == 30
+    assert all(found[n : n + 5] == [one.node_id for one in added[int(found[n][0])]] for n in range(0, 30, 5))
+    for one in stores:
+        one.close()
 
 
 def test_deleting(store: MlRagVectorStore) -> None:

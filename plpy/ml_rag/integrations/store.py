@@ -6,6 +6,7 @@ with the model of the store.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +34,10 @@ _ARGUMENTS = "(%(arguments)s::pg_catalog.text[])"
 #: stands for the question where there is only its vector: it has no words
 NO_WORDS = "?"
 _PREREQUISITE = psycopg.errors.ObjectNotInPrerequisiteState
+#: what is said of a name or a number that another session has taken meanwhile
+_TAKEN = psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation
+#: times that rows are written whose numbers in a document others take: each time one of these is done
+_ATTEMPTS = 20
 
 
 class NotWritable(MlRagError):
@@ -100,7 +105,8 @@ class Store:
         self._embeds_itself = dimensions is not None
         columns = self._columns()
         if columns is None:
-            self._make(dimensions)
+            with contextlib.suppress(*_TAKEN):  # another process has made it meanwhile
+                self._make(dimensions)
             columns = self._columns() or set()
         if missing := [name for name in _NEEDED if name not in columns]:
             raise NotWritable(
@@ -213,13 +219,19 @@ class Store:
             "model": self._model,
             **arguments,
         }
-        with self._database.transaction() as connection:
-            left_out = len(rows) - connection.execute(query, parameters).rowcount
-            if left_out:
-                raise NotWritable(
-                    f"{left_out} of {len(rows)} texts have the ids of rows that the options leave out",
-                    hint="Give them other ids.",
-                )
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                with self._database.transaction() as connection:
+                    left_out = len(rows) - connection.execute(query, parameters).rowcount
+                    if left_out:
+                        raise NotWritable(
+                            f"{left_out} of {len(rows)} texts have the ids of rows that the options leave out",
+                            hint="Give them other ids.",
+                        )
+                return
+            except psycopg.errors.UniqueViolation:
+                if not left:
+                    raise
 
     def delete(
         self, options: Mapping[str, Any], *, ids: Iterable[str] | None = None, documents: Sequence[int] | None = None
