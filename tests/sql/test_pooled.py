@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -106,6 +107,39 @@ def test_loads_and_batches_commit_as_they_go(owner: Connection, pooled: dict[str
     # no lock is left behind for the next client
     locks = owner.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone()
     assert locks == (0,)
+
+
+def test_the_adapters_and_the_gateway_prepare_no_statement_of_others(pooled: dict[str, str]) -> None:
+    pytest.importorskip("psycopg_pool")
+    from ml_rag.integrations import database
+
+    def ask(n: int) -> set[int]:
+        client = database.Database(pooled["reader"], name="ml_rag test")
+        try:
+            query = sql.SQL("SELECT %(n)s::integer + {} AS n").format(100 * n)
+            return {client.rows(query, {"n": n})[0]["n"] for _ in range(20)}
+        finally:
+            client.close()
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(ask, range(6))) == [{101 * n} for n in range(6)]
+
+
+def test_ml_rag_load_prepares_no_statement_of_others(owner: Connection, pooled: dict[str, str], tmp_path: Path) -> None:
+    def load(name: str) -> None:
+        folder = tmp_path / name
+        folder.mkdir()
+        for n in range(120):  # several calls
+            (folder / f"{n}.txt").write_text(f"{name} {n}")
+        command = [sys.executable, "-m", "ml_rag.cli", "load", str(folder), "--store", f"public.{name}"]
+        done = subprocess.run([*command, "--dsn", pooled["loader"]], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(load, ("red", "green", "blue")))
+    for name in ("red", "green", "blue"):
+        query = f"SELECT count(*), count(*) FILTER (WHERE segment LIKE '{name} %') FROM {name}"
+        assert owner.execute(query).fetchone() == (120, 120)
 
 
 def test_what_one_client_sets_for_a_transaction_is_not_the_next_ones(owner: Connection, pooled: dict[str, str]) -> None:

@@ -410,7 +410,10 @@ def load(
     with contextlib.ExitStack() as stack:
 
         def connect() -> psycopg.Connection[Any]:
-            made = stack.enter_context(psycopg.connect(dsn, autocommit=True, application_name="ml-rag load"))
+            made = stack.enter_context(
+                # nor does it prepare statements: see above
+                psycopg.connect(dsn, autocommit=True, application_name="ml-rag load", prepare_threshold=None)
+            )
             with made.transaction():
                 made.execute(PIN_TRANSACTION)
                 refuse_borrowed_role(made)

@@ -168,7 +168,8 @@ def _read_json(text: str | bytes) -> Any:
 
 
 def _settings(name: str) -> dict[str, Any]:
-    return {"row_factory": dict_row, "application_name": name}
+    # what a session has prepared is another client's statement of the same name, where a pooler gives the session away
+    return {"row_factory": dict_row, "application_name": name, "prepare_threshold": None}
 
 
 class Database:
