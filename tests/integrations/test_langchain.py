@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -389,6 +391,25 @@ def test_a_lost_connection_is_opened_again(db: Database, boats: MlRagVectorStore
     )
     assert ended.fetchone() != (0,)
     assert len(boats.similarity_search("boat", 1)) == 1
+
+
+#: as a web server does that has loaded its application: each process looks up an id of its own, again and again
+FORKED = """
+import os, sys
+from ml_rag.integrations.langchain import MlRagVectorStore
+store = MlRagVectorStore(sys.argv[1], "public.boats")
+children = []
+for wanted in "abcd":
+    if (child := os.fork()) == 0:
+        found = [[document.id for document in store.get_by_ids([wanted])] for _ in range(20)]
+        os._exit(found != [[wanted]] * 20)
+    children.append(child)
+assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+"""
+
+
+def test_processes_that_are_forked_share_no_connection(boats: MlRagVectorStore, asker_dsn: str) -> None:
+    subprocess.run([sys.executable, "-c", FORKED, asker_dsn], check=True, timeout=60)
 
 
 def test_a_wrong_dsn_says_so_without_its_password(asker_dsn: str) -> None:

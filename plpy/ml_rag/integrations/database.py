@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -183,25 +184,30 @@ class Database:
                 connection.execute(PIN_TRANSACTION)
                 refuse_borrowed_role(connection)
 
-        self._pool = ConnectionPool(
-            dsn,
-            kwargs=_settings(name),
-            configure=configure,
-            check=ConnectionPool.check_connection,
-            min_size=0,
-            max_size=4,
-            open=False,
-        )
+        def make() -> ConnectionPool[Any]:
+            return ConnectionPool(
+                dsn,
+                kwargs=_settings(name),
+                configure=configure,
+                check=ConnectionPool.check_connection,
+                min_size=0,
+                max_size=4,
+                open=True,
+            )
+
         # the error of a wrong DSN is its own, and not that the pool had no connection in time
         with psycopg.connect(dsn, **_settings(name)) as connection:
             connection.execute(PIN_TRANSACTION)
             refuse_borrowed_role(connection)
             self.schemas = Schemas.of(connection.execute(_SCHEMAS).fetchall())
-        self._pool.open()
+        self._make = make
+        self._pool, self._process = make(), os.getpid()
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[psycopg.Connection[dict[str, Any]]]:
         """A connection, whose transaction is committed at the end."""
+        if self._process != os.getpid():  # forked, as web servers do it: connections are still the other process's
+            self._pool, self._process = self._make(), os.getpid()
         with self._pool.connection() as connection:
             connection.execute(PIN_TRANSACTION)
             yield connection
