@@ -63,6 +63,8 @@ CREATE TABLE ml_rag.evaluation_question (
 -- Conditions on indexed columns come before policies, and EXPLAIN shows how many rows they leave. So the role
 -- comes first, and the id behind a function, which must wait for the policy.
 CREATE UNIQUE INDEX ON ml_rag.evaluation_question (role, run_id, md5(question_id));
+-- without a key of columns it could not be deleted from where all tables are published
+ALTER TABLE ml_rag.evaluation_question REPLICA IDENTITY FULL;
 -- nor may estimates, which EXPLAIN shows too, tell what others ask
 ALTER TABLE ml_rag.evaluation_run ALTER name SET STATISTICS 0, ALTER role SET STATISTICS 0,
   ALTER source SET STATISTICS 0;

@@ -53,6 +53,8 @@ CREATE TABLE ml_rag_internal.keyword_owed (
   text_hash bigint NOT NULL
 );
 CREATE INDEX ON ml_rag_internal.keyword_owed (store, key);
+-- it has no key, and PostgreSQL refuses to delete from such a table where all tables are published
+ALTER TABLE ml_rag_internal.keyword_owed REPLICA IDENTITY FULL;
 CREATE TABLE ml_rag_internal.keyword_run (
   run         bigint PRIMARY KEY,
   store       regclass NOT NULL,

@@ -13,6 +13,8 @@ CREATE TABLE ml_rag_internal.table_embedding (
 -- not unique: two sessions may embed the same text at once, and neither waits for the other to commit
 CREATE INDEX ON ml_rag_internal.table_embedding (digest, model_id);
 CREATE INDEX ON ml_rag_internal.table_embedding (made_at);
+-- without a key it could not be deleted from where all tables are published
+ALTER TABLE ml_rag_internal.table_embedding REPLICA IDENTITY FULL;
 COMMENT ON TABLE ml_rag_internal.table_embedding IS 'embeddings of the descriptions of tables, for '
   'ml_retrieve_schema_metadata; a cache';
 

@@ -85,6 +85,14 @@ def test_what_a_trigger_of_the_table_does_to_a_row_again_shows(
     assert_scores(owner, "fox dog cat bird owl cub")
 
 
+def test_a_publication_of_all_tables_fails_no_write(owner: Connection) -> None:
+    keyword_store(owner, ["cat", "dog and cat"])
+    owner.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    owner.execute(AGAIN.format(MORE, "UPDATE", "ROW"))
+    owner.execute("UPDATE docs SET segment = 'fox'")
+    assert_scores(owner, "fox dog cat cub")
+
+
 @pytest.mark.parametrize("level", ["ROW", "STATEMENT"])
 @pytest.mark.parametrize("change", ["UPDATE docs SET segment = 'fox' WHERE document_id < 3", MANY.replace("1500", "9")])
 @pytest.mark.parametrize("texts", [("dog", "fox", "elk"), ("fox", "cat", "dog")])

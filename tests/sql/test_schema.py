@@ -201,6 +201,17 @@ def test_everything_private_is_in_the_schema_ml_rag(owner: Connection) -> None:
     assert public <= {name for (name,) in rows} <= public | later
 
 
+def test_rows_can_be_deleted_where_all_tables_are_published(owner: Connection) -> None:
+    assert (
+        owner.execute(
+            "SELECT c.oid::regclass::text FROM pg_class AS c WHERE c.relkind IN ('r', 'p') AND c.relreplident <> 'f'"
+            " AND c.relnamespace IN ('ml_rag'::regnamespace, 'ml_rag_internal'::regnamespace)"
+            " AND NOT EXISTS (SELECT FROM pg_index AS x WHERE x.indrelid = c.oid AND x.indisprimary)"
+        ).fetchall()
+        == []
+    )
+
+
 def test_constraints_read_the_same_after_a_restore(owner: Connection) -> None:
     """pg_upgrade and pg_restore parse them anew, which writes BETWEEN beside AND in another way."""
     found = owner.execute(
