@@ -263,6 +263,19 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._was_changed(xmax xid) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
+-- purpose: whether a row of the catalog was changed since the snapshot that shows it; xmax: of the row
+-- Where a transaction has one snapshot, the catalog is that of when it began. A row that was changed since
+-- tells by which transaction, without its epoch: the one nearest to the snapshot.
+DECLARE
+  _newest bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+BEGIN
+  RETURN xmax <> '0' AND pg_xact_status((_newest + (xmax::text::bigint - _newest + 2147483648 & 4294967295)
+    - 2147483648)::text::xid8) IS NOT DISTINCT FROM 'committed';
+END
+$$;
+
 CREATE FUNCTION ml_rag._refuse_foreign_trigger(relation regclass, filled regclass) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: refuse that a trigger function, which has the rights of its owner, writes a table of a role that
@@ -275,7 +288,6 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 DECLARE
   _refers boolean := filled <> relation;
   _tables oid[] := CASE WHEN _refers THEN ml_rag._changed_with(filled) ELSE ml_rag._parts(filled) END;
-  _newest bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
   _found record;
 BEGIN
   IF NOT ml_rag._are_trusted(ml_rag._parts(relation) || ml_rag._parts(filled)) THEN
@@ -321,16 +333,13 @@ BEGIN
       HINT = format('Write at READ COMMITTED, or REVOKE TRIGGER, REFERENCES ON %s FROM the role.',
         _found.table);
   END IF;
-  -- Where a transaction has one snapshot, the catalog shows owners and grants of when it began. A row that
-  -- was changed since tells by which transaction, without its epoch: the one nearest to the snapshot.
   SELECT c.oid::regclass AS table INTO _found
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace CROSS JOIN LATERAL (
     SELECT c.xmax UNION ALL SELECT n.xmax
     UNION ALL SELECT a.xmax FROM pg_attribute AS a WHERE a.attrelid = c.oid) AS r (xmax)
-  WHERE c.oid = ANY (_tables || ml_rag._parts(relation)) AND r.xmax <> '0'
+  WHERE c.oid = ANY (_tables || ml_rag._parts(relation))
     AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
-    AND pg_xact_status((_newest + (r.xmax::text::bigint - _newest + 2147483648 & 4294967295)
-      - 2147483648)::text::xid8) = 'committed' LIMIT 1;
+    AND ml_rag._was_changed(r.xmax) LIMIT 1;
   IF FOUND THEN
     RAISE EXCEPTION USING ERRCODE = '40001',
       MESSAGE = format('table "%s" has been changed since the transaction began', _found.table),

@@ -77,6 +77,14 @@ BEGIN
       HINT = 'Drop or rename that relation.';
   END IF;
   -- matches: that the columns are there, of types whose conversion to text runs nobody's code and is always
+  IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') AND NOT EXISTS (
+    SELECT FROM pg_trigger AS t
+    WHERE t.tgrelid = TG_RELID AND t.tgname = TG_NAME AND NOT ml_rag._was_changed(t.xmax)) THEN
+    RAISE EXCEPTION USING ERRCODE = '40001',
+      MESSAGE = format('keyword index of "%s" has been made since the transaction began', TG_RELID::regclass),
+      DETAIL = 'The snapshot of the transaction does not show it.',
+      HINT = 'Try again, in a new transaction.';
+  END IF;
   -- the same
   SELECT i AS index, (
       SELECT count(*) FROM pg_attribute AS a

@@ -66,6 +66,34 @@ def test_an_index_is_not_made_from_an_old_snapshot(owner: Connection, db: Databa
     assert owner.execute("SELECT store::text FROM ml_rag.keyword_index").fetchall() == [("made",)]
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_nothing_is_written_past_an_index_that_is_younger_than_the_snapshot(
+    owner: Connection, db: Database, is_there: bool
+) -> None:
+    create_store(owner, rows=rows(["fox", "dog"]))
+    if is_there:
+        enable(owner)
+    with owner.transaction(force_rollback=True):
+        enable(owner)  # is not one
+    older, other = db.connect(), db.connect()
+    for connection in (older, other):
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM docs")
+    add(other, ["fox"], 3)
+    other.execute("COMMIT; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM docs")
+    enable(owner, options='{"statistics": "visible"}')
+    with error("40001", "keyword index", ours=False):
+        older.execute("DELETE FROM docs WHERE document_id = 1")
+    with error("40001", "keyword index", ours=False):
+        add(other, ["fox"], 4)
+    for connection in (older, other):
+        connection.execute("ROLLBACK; BEGIN ISOLATION LEVEL REPEATABLE READ")
+    older.execute("DELETE FROM docs WHERE document_id = 1; COMMIT")
+    add(other, ["fox"], 4)
+    other.execute("COMMIT")
+    assert found(owner) == [3, 4]
+    assert_exact(owner, "fox dog")
+
+
 def test_text_that_changes_in_its_case_only_under_a_collation_that_ignores_it(owner: Connection) -> None:
     owner.execute(
         "CREATE COLLATION any_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false);"
