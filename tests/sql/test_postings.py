@@ -144,6 +144,38 @@ def test_a_session_follows_other_statistics_of_an_index(db: Database, owner: Con
     assert len(found) == 3
 
 
+@pytest.mark.parametrize("merged", [True, False])
+@pytest.mark.parametrize("statistics", ["all", "visible"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE docs DROP CONSTRAINT docs_pkey",
+        "ALTER TABLE docs DROP CONSTRAINT docs_pkey, ADD PRIMARY KEY (document_name, document_id, segment_number)",
+        "ALTER TABLE docs DROP CONSTRAINT docs_pkey, ADD PRIMARY KEY (document_id, segment_number)"
+        " DEFERRABLE INITIALLY DEFERRED",
+        "ALTER TABLE docs DROP CONSTRAINT docs_pkey;"
+        " CREATE UNIQUE INDEX ON docs (document_id, segment_number) WHERE document_name <> 'asker.txt'",
+    ],
+)
+def test_a_key_that_is_none_any_more_shows_no_words_of_others(
+    db: Database, owner: Connection, statistics: str, merged: bool, change: str
+) -> None:
+    """A role could write a row of the key of a hidden one, and see which words that one has."""
+    tenants(db, owner, statistics, merged)
+    asker = db.connect("asker")
+    assert len(search(asker, "common", 100)) == 6
+    owner.execute(f"{change}; GRANT INSERT ON docs TO ml_rag_user")
+    asker.execute("BEGIN")
+    insert(asker, "docs", [("asker.txt", 2, i, "mine", (1, i, 0)) for i in range(6)])
+    for connection in (asker, owner):
+        with error("55000", "has a keyword index"), connection.transaction():
+            search(connection, "zanzibar", 100)
+    asker.execute("ROLLBACK")
+    owner.execute("ALTER TABLE docs DROP CONSTRAINT IF EXISTS docs_pkey, ADD PRIMARY KEY (document_id, segment_number)")
+    assert len(search(asker, "common", 100)) == 6
+    assert search(asker, "zanzibar", 100) == []
+
+
 def test_one_whom_row_level_security_does_not_bind_sees_all(db: Database, owner: Connection) -> None:
     tenants(db, owner, "visible")
     assert len(search(owner, "zanzibar", 100)) == 6
