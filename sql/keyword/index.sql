@@ -40,6 +40,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM 
 -- Writes: ml_rag_internal.keyword_row, keyword_new, keyword_gone, keyword_owed
 DECLARE
   _portion CONSTANT integer := 1000;
+  _long CONSTANT integer := 100000;
   _store oid;
   _index ml_rag_internal.keyword_store;
   _columns text;
@@ -76,7 +77,6 @@ BEGIN
         coalesce(to_regclass('ml_rag_new'), to_regclass('ml_rag_old'))),
       HINT = 'Drop or rename that relation.';
   END IF;
-  -- matches: that the columns are there, of types whose conversion to text runs nobody's code and is always
   IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') AND NOT EXISTS (
     SELECT FROM pg_trigger AS t
     WHERE t.tgrelid = TG_RELID AND t.tgname = TG_NAME AND NOT ml_rag._was_changed(t.xmax)) THEN
@@ -85,6 +85,7 @@ BEGIN
       DETAIL = 'The snapshot of the transaction does not show it.',
       HINT = 'Try again, in a new transaction.';
   END IF;
+  -- matches: that the columns are there, of types whose conversion to text runs nobody's code and is always
   -- the same
   SELECT i AS index, (
       SELECT count(*) FROM pg_attribute AS a
@@ -199,9 +200,15 @@ BEGIN
         ' FROM (%s) AS s (key, segment) WHERE s.segment IS NOT NULL', _new);
       OPEN _rows NO SCROLL FOR EXECUTE (SELECT _new) USING (SELECT _store), (SELECT OLD), (SELECT NEW);
     END IF;
-    -- a large statement makes runs of its rows itself: they are its own, so that nobody else can be at it
-    IF NOT _is_row THEN
-      _is_large := EXISTS (SELECT FROM ml_rag_new OFFSET _portion - 1);
+    -- a large statement makes runs of its rows itself: they are its own, so that nobody else can be at it; so
+    -- does one of long texts, which each search would read as long as they wait
+    IF _is_usual THEN
+      _is_large := (SELECT count(*) >= _portion OR coalesce(sum(octet_length(n.segment)), 0) > _long
+        FROM ml_rag_new AS n);
+    ELSE
+      EXECUTE format('SELECT count(*) >= %s OR coalesce(sum(octet_length(concat(n.%I%s))), 0) > %s'
+        ' FROM %s AS n', _portion, _index.segment, ', n.' || quote_ident(_index.beside), _long,
+        CASE WHEN _is_row THEN '(SELECT ($1).*)' ELSE 'ml_rag_new' END) INTO _is_large USING NEW;
     END IF;
     IF _is_large THEN
       _n := ml_rag._python('index_cursor', jsonb_build_array(_store::bigint, _rows::text))::bigint;

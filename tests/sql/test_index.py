@@ -399,6 +399,21 @@ def test_a_large_statement_merges_its_own_rows(owner: Connection) -> None:
     assert found(owner) == list(range(1, 2000))
 
 
+@pytest.mark.parametrize("name", ["docs", "own"])
+def test_long_texts_do_not_wait(owner: Connection, name: str) -> None:
+    """Each search would read them, whoever wrote them."""
+    keyword_store(owner, ["fox"])
+    owner.execute("CREATE TABLE own (LIKE docs, id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY)")
+    mark(owner, "own")
+    enable(owner, "own")
+    long = " ".join(f"fox{i} dog" for i in range(12_000))
+    add(owner, [long, "fox cub"], 2, name)
+    add(owner, [long[:90_000]], 4, name)
+    assert waiting(owner, name)[0] == 1
+    owner.execute(f"UPDATE {name} SET segment = segment || ' cub' WHERE document_id IN (2, 4)")
+    assert_scores(owner, "fox fox9 fox11999 dog cub", name)
+
+
 def test_what_waits_stays_bounded_with_small_statements(owner: Connection) -> None:
     keyword_store(owner)
     for first in range(1, 6000, 20):

@@ -131,6 +131,18 @@ def test_scores_under_row_level_security(db: Database, owner: Connection, merged
         owner.execute("DROP TABLE docs")
 
 
+def test_words_of_long_texts_under_row_level_security(db: Database, owner: Connection) -> None:
+    """Of which those that are asked for come out of the database alone."""
+    tenants(db, owner, "visible")
+    asker = db.connect("asker")
+    long = " ".join(f"word{i} common" for i in range(12_000))
+    insert(owner, "docs", [("asker.txt", 1, 20, long, (1, 0, 0)), ("asker.txt", 1, 21, "word1", (1, 0, 0))])
+    known = documents(asker, configuration="simple")
+    for query in ("common word1", "word11999", "none", " ".join(f"word{i * i}" for i in range(100))):
+        found = {(d, s): score for d, s, score in search(asker, query, 100)}
+        assert found == pytest.approx(by_hand(known, tokens(owner, query, "simple")))
+
+
 def test_a_session_follows_other_statistics_of_an_index(db: Database, owner: Connection) -> None:
     """It keeps what it knows of an index; under a filter scores are by all rows that are visible, not by those that
     pass."""

@@ -65,11 +65,13 @@ _STATEMENTS = {
         " JOIN ml_rag_internal.keyword_row AS r ON r.store = $1 AND r.key = k.key",
         *("oid", "text"),
     ),
-    # tokens: of rows that may have one of the terms; null = of any
+    # tokens: of rows that may have one of the terms; $2 null = of any; of a long text only the terms ($3) among them
     "visible rows": (
-        "SELECT r.id, r.length, CASE WHEN $2 IS NULL OR r.tokens ?| $2 THEN r.tokens::text END AS tokens"
-        " FROM unnest($3::text[]) AS k (key) JOIN ml_rag_internal.keyword_row AS r ON r.store = $1 AND r.key = k.key",
-        *("oid", "text[]", "text"),
+        "SELECT r.id, r.length, CASE WHEN $2 IS NULL OR r.tokens ?| $2 THEN CASE WHEN pg_column_size(r.tokens) < 100000"
+        " THEN r.tokens ELSE (SELECT jsonb_object_agg(e.key, e.value) FROM jsonb_each(r.tokens) AS e"
+        ' JOIN unnest($3) AS u (term) ON u.term = e.key COLLATE "C") END::text END AS tokens'
+        " FROM unnest($4::text[]) AS k (key) JOIN ml_rag_internal.keyword_row AS r ON r.store = $1 AND r.key = k.key",
+        *("oid", "text[]", "text[]", "text"),
     ),
     # the runs; what waits; what is deleted
     "parts": (
@@ -466,7 +468,7 @@ def _visible_matches(plpy: Any, store: int, terms: list[str], keys: list[Portion
     """How many rows have one of the keys, how many tokens they have, and those with one of the terms."""
     rows, total = 0, 0
     found = Matches(terms)
-    for row in _visible_rows(plpy, "visible rows", store, keys, _filtering(terms)):
+    for row in _visible_rows(plpy, "visible rows", store, keys, _filtering(terms), terms):
         rows, total = rows + 1, total + row["length"]
         if row["tokens"] is not None:
             found.add(row["id"], row["length"], row["tokens"])

@@ -37,8 +37,8 @@ _RUN_CHARACTERS = 16_000_000
 _PORTION = 5000
 #: texts whose tokens are looked for at once, at most, and their characters
 _TEXTS, _CHARACTERS = 4096, 4_000_000
-#: rows of one fetch, each of which holds a segment or its tokens, or up to 330 kB of postings
-_ROWS, _POSTINGS = 256, 200
+#: rows of one fetch, each of which holds a segment or its tokens, which may be long, or up to 330 kB of postings
+_ROWS, _POSTINGS = 16, 200
 #: runs of fewer rows than these are merged once there are ``_MERGE`` of them: small ones by whoever comes by, larger
 #: ones only where somebody has asked for it, since that takes seconds
 _SMALL, _LARGE = 4096, 32768
@@ -185,9 +185,11 @@ class _Postings:
         self.characters += sum(map(len, itertools.islice(self._vocabulary.numbers, known, None)))
         self._add(places, slot + found.rows, found.counts)
 
-    def add_term(self, term: str, slots: NDArray[Any], counts: NDArray[Any]) -> None:
-        """One term, all slots where it stands, and how often in each."""
-        self._add(np.full(len(slots), self._vocabulary.numbers[term]), slots, counts)
+    def add_terms(self, terms: list[str], sizes: list[int], slots: NDArray[Any], counts: NDArray[Any]) -> None:
+        """Terms, in how many slots each stands, these slots (-1 = none), and how often it stands in each."""
+        places = np.repeat([self._vocabulary.numbers[term] for term in terms], sizes)
+        kept = slots >= 0
+        self._add(places[kept], slots[kept], counts[kept])
 
     def _add(self, places: Ints, slots: NDArray[Any], counts: NDArray[Any]) -> None:
         owners = places << 16 | slots.astype(np.int64)
@@ -458,31 +460,30 @@ def _merge(plpy: Any, store: int, thorough: bool) -> None:
 def _merge_runs(plpy: Any, store: int, runs: list[int]) -> None:
     ids: list[Ints] = []
     lengths: list[Ints] = []
-    alive: dict[int, Ints] = {}
+    alive: list[NDArray[np.bool_]] = []
     for number in runs:
         row = _run(plpy, "run", number)[0]
         own = row["first_id"] + unpack(row["ids"]).astype(np.int64)
-        alive[number] = np.flatnonzero(~bits(row["gone"], len(own)))
-        ids.append(own[alive[number]])
-        lengths.append(unpack(row["lengths"])[alive[number]].astype(np.int64))
+        alive.append(~bits(row["gone"], len(own)))
+        ids.append(own[alive[-1]])
+        lengths.append(unpack(row["lengths"])[alive[-1]].astype(np.int64))
     all_ids = np.concatenate(ids)
     order = np.argsort(all_ids)
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
-    # of each run, slot to new slot; -1 = deleted
-    moved: dict[int, Ints] = {}
-    start = 0
-    for number in runs:
-        moved[number] = np.full(RUN_ROWS, -1)
-        moved[number][alive[number]] = place[start : start + len(alive[number])]
-        start += len(alive[number])
+    # of the slots of all runs, one after another: the new slot; -1 = deleted
+    moved = np.full(sum(map(len, alive)), -1)
+    moved[np.concatenate(alive)] = place
+    starts = dict(zip(runs, itertools.accumulate(map(len, alive), initial=0), strict=False))
     postings = _Postings()
-    for row in _run.rows(plpy, "run postings", runs, portion=_POSTINGS):
-        slots, counts = postings_of(row["postings"])
-        new = moved[row["run"]][slots]
-        kept = new >= 0
-        if kept.any():
-            postings.add_term(row["term"], new[kept], counts[kept].astype(np.int64))
+    found = _run.rows(plpy, "run postings", runs, portion=_POSTINGS)
+    while rows := list(itertools.islice(found, _POSTINGS)):
+        parts = [postings_of(row["postings"]) for row in rows]
+        slots = np.concatenate(
+            [starts[row["run"]] + own.astype(np.int64) for row, (own, _) in zip(rows, parts, strict=True)]
+        )
+        counts = np.concatenate([counts for _, counts in parts])
+        postings.add_terms([row["term"] for row in rows], [len(own) for own, _ in parts], moved[slots], counts)
     _run(plpy, "drop postings", runs)
     _run(plpy, "drop runs", runs)
     if len(all_ids):

@@ -117,5 +117,5 @@ def test_how_many_texts_are_taken_at_once() -> None:
 
     # of short texts so many that a run ends with one, of long ones four million characters
     assert portions([1] * 20_000) == [4096, 4096, 4096, 4096, 3616]
-    assert portions([50_000] * 256 + [10] * 256) == [256, 256]
+    assert portions([50_000] * 256 + [10] * 256) == [80, 80, 80, 272]
     assert portions([]) == []
