@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from support.cluster import Connection, Database
+from support.keywords import add, assert_exact, enable
 from support.loading import counts, loader, loader_role, rows
 from support.partitions import CALLS, both, fill, send, words
-from support.stores import answer, error
+from support.stores import COLUMNS, answer, error, mark
 from support.stores import search as search_rows
 
 __all__ = ["loader"]
@@ -109,6 +110,23 @@ def test_an_index_that_is_made_later_has_all_partitions(
     assert words(asker) == before
     stores.execute("DROP TABLE four")
     assert rows(owner, "SELECT count(*) FROM ml_rag_internal.keyword_store") == [(1,)]
+
+
+def test_a_partition_that_had_an_index_of_its_own(owner: Connection) -> None:
+    """It would go on following what is written to the partition by its name, in place of that of the whole table."""
+    owner.execute(f"CREATE TABLE docs ({COLUMNS.format(type='vector(3)')}) PARTITION BY RANGE (document_id)")
+    owner.execute(f"CREATE TABLE part ({COLUMNS.format(type='vector(3)')})")
+    mark(owner, "docs")
+    for name in ("part", "docs"):
+        enable(owner, name)
+    add(owner, ["fox"], 1, "part")
+    owner.execute("ALTER TABLE docs ATTACH PARTITION part DEFAULT")
+    enable(owner)
+    add(owner, ["fox", "dog"], 2, "part")
+    owner.execute("DELETE FROM part WHERE document_id = 1")
+    assert_exact(owner, "fox dog")
+    owner.execute("SELECT ml_rag.disable_keyword_search('docs')")
+    assert owner.execute("SELECT FROM ml_rag_internal.keyword_store").fetchall() == []
 
 
 def test_a_further_embedding_has_all_partitions(stores: Connection, asker: Connection) -> None:

@@ -52,7 +52,12 @@ _STATEMENTS = {
         " SELECT (jsonb_populate_record(NULL::ml_rag_internal.keyword_store, $1)).*",
         "jsonb",
     ),
-    "drop index": ("DELETE FROM ml_rag_internal.keyword_store WHERE store = $1", "oid"),
+    # and those that its partitions have from when they were none: their triggers are those of the table now
+    "drop index": (
+        "DELETE FROM ml_rag_internal.keyword_store WHERE store = $1"
+        " OR store IN (SELECT p.relid FROM pg_partition_tree($1::regclass) AS p)",
+        "oid",
+    ),
     # As the caller: SQL of key, text and its hash of each row of its table that has one; those of a table of Citus are
     # in the indexes of its shards.
     "source": (
