@@ -100,6 +100,23 @@ SELECT '\u1100-\u11ff\u2e80-\u2fdf\u3005-\u3007\u3040-\u312f\u3130-\u318f\u31a0-
   '\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff'
 $$;
 
+CREATE FUNCTION ml_rag._usual_width(segment text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+-- purpose: a text with its letters of full and half width as usual ones
+-- PostgreSQL sorts the accents of a letter, in a time that grows with the square of their number and in which
+-- nothing can cancel it: so part by part, cut at blanks where there are some.
+DECLARE
+  _n integer := length(segment);
+  _half integer := _n / 2;
+BEGIN
+  IF _n <= 5000 THEN
+    RETURN normalize(segment, NFKC);
+  END IF;
+  _half := _half + strpos(substr(segment, _half + 1, 1000), ' ');
+  RETURN ml_rag._usual_width(left(segment, _half)) || ml_rag._usual_width(substr(segment, _half + 1));
+END
+$$;
+
 CREATE FUNCTION ml_rag._tokens(configuration regconfig, segment text, OUT tokens jsonb, OUT length integer)
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET client_min_messages = 'warning'
@@ -122,7 +139,7 @@ BEGIN
   IF octet_length(_text) <> length(_text) THEN
     -- letters of full and half width are the same letters
     IF _text ~ '[\uff01-\uffef]' AND getdatabaseencoding() = 'UTF8' THEN
-      _text := normalize(_text, NFKC);
+      _text := ml_rag._usual_width(_text);
     END IF;
     _scripts := format('[%s]+', ml_rag._scripts());
     _words := regexp_replace(_text, _scripts, ' ', 'g');

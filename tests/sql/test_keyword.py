@@ -12,6 +12,7 @@ from typing import Any
 
 import bm25s
 import numpy as np
+import psycopg
 import pytest
 
 from support.cluster import Connection, Database
@@ -93,6 +94,25 @@ def test_a_monster_of_a_word_is_no_error_and_no_notice(module_owner: Connection)
     assert tokens(module_owner, "x" * 5000 + " cat") == {"cat": 1}
     assert tokens(module_owner, "x" * 3_000_000 + " cat") == {"cat": 1}
     assert notices == []
+
+
+def test_many_accents_of_a_letter_can_be_cancelled(module_db: Database) -> None:
+    """PostgreSQL sorts them in a time that grows with the square of their number: these would take minutes."""
+    asker = module_db.connect("asker")
+    asker.execute("SET statement_timeout = '300ms'")
+    began = time.monotonic()
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        tokens(asker, "\uff21" + "\u0301\u0316" * 200_000)
+    assert time.monotonic() - began < 5
+
+
+def test_letters_of_a_long_text_have_their_usual_width(module_owner: Connection) -> None:
+    """As in a short one: it is cut at blanks."""
+    assert module_owner.execute(
+        "SELECT bool_and(ml_rag._usual_width(t.text) = normalize(t.text, NFKC))"
+        " FROM generate_series(4000, 20000, 501) AS n, LATERAL (SELECT left(repeat(%s, 5000), n)) AS t (text)",
+        ("\uff21\uff22\uff11e\u0301 \uff76\uff9e ",),
+    ).fetchone() == (True,)
 
 
 @pytest.mark.parametrize("word", ["x", "word other "])
