@@ -222,6 +222,36 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._has_key(relation oid, key name[]) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+-- purpose: whether an index of a relation keeps these columns unique and not null  Reads: the catalog
+BEGIN
+  RETURN EXISTS (
+    SELECT FROM pg_index AS x
+    WHERE x.indrelid = relation AND x.indisunique AND x.indisvalid AND x.indimmediate AND x.indpred IS NULL
+      AND x.indexprs IS NULL AND x.indnkeyatts = (
+        SELECT count(*) FROM pg_attribute AS a
+        WHERE a.attrelid = relation AND a.attnum = ANY ((x.indkey::smallint[])[:x.indnkeyatts - 1])
+          AND a.attnotnull AND a.attname = ANY (key)));
+END
+$$;
+
+CREATE FUNCTION ml_rag._is_key(store oid, key name[]) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+-- purpose: whether these columns tell the rows of a table apart
+-- A partitioned table with shards has no unique index. Then each partition that is here has one, and rows of
+-- one key are in one partition.
+-- Reads: the catalog
+BEGIN
+  RETURN ml_rag._has_key(store, key) OR coalesce((
+    SELECT bool_and(CASE c.relkind WHEN 'r' THEN ml_rag._has_key(c.oid, key) WHEN 'p' THEN NOT EXISTS (
+      SELECT FROM pg_partitioned_table AS t CROSS JOIN unnest(t.partattrs::smallint[]) AS u (attnum)
+      LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = u.attnum AND a.attname = ANY (key)
+      WHERE t.partrelid = c.oid AND a.attnum IS NULL) ELSE true END)
+    FROM pg_partition_tree(store) AS p JOIN pg_class AS c ON c.oid = p.relid), false);
+END
+$$;
+
 CREATE FUNCTION ml_rag._visible_keys(store regclass, key name[], row_keys text[] DEFAULT NULL,
   portion integer DEFAULT 50000)
 RETURNS TABLE (keys text, n bigint)

@@ -112,6 +112,28 @@ def test_an_index_that_is_made_later_has_all_partitions(
     assert rows(owner, "SELECT count(*) FROM ml_rag_internal.keyword_store") == [(1,)]
 
 
+def test_a_key_may_be_one_of_each_partition(owner: Connection) -> None:
+    """As where others are on other servers, if rows of one key are in one partition."""
+    owner.execute(f"CREATE TABLE docs ({COLUMNS.format(type='vector(3)')}) PARTITION BY RANGE (document_id)")
+    owner.execute("CREATE TABLE part PARTITION OF docs DEFAULT PARTITION BY HASH (segment_number)")
+    owner.execute("CREATE TABLE leaf PARTITION OF part FOR VALUES WITH (MODULUS 1, REMAINDER 0)")
+    mark(owner, "docs")
+    enable(owner)
+    add(owner, ["fox"], 1)
+    owner.execute("ALTER TABLE docs DROP CONSTRAINT docs_pkey")
+    with error("55000", "has a keyword index"):
+        assert_exact(owner, "fox dog")
+    owner.execute("ALTER TABLE leaf ADD PRIMARY KEY (document_id, segment_number)")
+    assert_exact(owner, "fox dog")
+    owner.execute(
+        "ALTER TABLE part DETACH PARTITION leaf; DROP TABLE part;"
+        "CREATE TABLE part PARTITION OF docs DEFAULT PARTITION BY HASH (document_name);"
+        "ALTER TABLE part ATTACH PARTITION leaf FOR VALUES WITH (MODULUS 1, REMAINDER 0)"
+    )
+    with error("55000", "has a keyword index"):
+        assert_exact(owner, "fox dog")
+
+
 def test_a_partition_that_had_an_index_of_its_own(owner: Connection) -> None:
     """It would go on following what is written to the partition by its name, in place of that of the whole table."""
     owner.execute(f"CREATE TABLE docs ({COLUMNS.format(type='vector(3)')}) PARTITION BY RANGE (document_id)")

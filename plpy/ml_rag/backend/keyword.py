@@ -48,11 +48,7 @@ _STATEMENTS = {
     # as long as its key is one: by a key of several rows a search would tell of each what the others have
     "index": (
         "SELECT i.segment, i.key, i.configuration, i.k1, i.b, i.statistics, i.beside"
-        " FROM ml_rag_internal.keyword_store AS i WHERE i.store = $1 AND EXISTS (SELECT FROM pg_index AS x"
-        " WHERE x.indrelid = i.store AND x.indisunique AND x.indisvalid AND x.indimmediate AND x.indpred IS NULL"
-        " AND x.indexprs IS NULL AND x.indnkeyatts = (SELECT count(*) FROM pg_attribute AS a"
-        " WHERE a.attrelid = x.indrelid AND a.attnum = ANY ((x.indkey::int2[])[:x.indnkeyatts - 1])"
-        " AND a.attnotnull AND a.attname = ANY (i.key)))",
+        " FROM ml_rag_internal.keyword_store AS i WHERE i.store = $1 AND ml_rag._is_key(i.store, i.key)",
         "oid",
     ),
     "visible keys": (
