@@ -237,7 +237,10 @@ BEGIN
     -- an expression with a statement in it takes as long as one
     IF (_is_large OR EXISTS (SELECT FROM ml_rag_internal.keyword_new AS w
       WHERE w.store = _store OFFSET _portion - 1)
-        OR EXISTS (SELECT FROM ml_rag_internal.keyword_gone AS w WHERE w.store = _store OFFSET _portion - 1))
+        OR EXISTS (SELECT FROM ml_rag_internal.keyword_gone AS w WHERE w.store = _store OFFSET _portion - 1)
+        -- those of long texts, which a role that may not merge has written
+        OR EXISTS (SELECT FROM ml_rag_internal.keyword_run AS u
+          WHERE u.store = _store AND u.rows < _portion OFFSET 99))
       -- The session's role may know the words of all rows of the table, or at least in how many rows each is:
       -- what a merge writes, as pg_stat_xact_all_tables and EXPLAIN (ANALYZE, WAL) show to whoever caused it,
       -- depends on the words that it finds waiting. current_user would be the owner of the trigger.

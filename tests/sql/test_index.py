@@ -414,6 +414,20 @@ def test_long_texts_do_not_wait(owner: Connection, name: str) -> None:
     assert_scores(owner, "fox fox9 fox11999 dog cub", name)
 
 
+def test_runs_of_long_texts_are_merged_by_whoever_may(owner: Connection, asker: Connection) -> None:
+    keyword_store(owner)
+    owner.execute("REVOKE SELECT ON docs FROM ml_rag_user; GRANT INSERT ON docs TO ml_rag_user")
+    for i in range(1, 121):
+        add(asker, ["fox " + "x" * 100_000], i)
+    assert len(runs(owner)) == 120
+    for i in range(1000, 2000):
+        add(owner, ["fox"], i)
+        if len(runs(owner)) < 100:
+            break
+    assert len(runs(owner)) < 100
+    assert_exact(owner, "fox")
+
+
 def test_what_waits_stays_bounded_with_small_statements(owner: Connection) -> None:
     keyword_store(owner)
     for first in range(1, 6000, 20):
