@@ -170,13 +170,10 @@ def _apart(plpy: Any) -> Iterator[ModelServer]:
 @outcome
 def commit(plpy: Any) -> bool:
     """Commit; whether that was allowed: it is not inside a transaction block or a function."""
-    try:
-        plpy.commit()
-    except plpy.spiexceptions.InvalidTransactionTermination:
-        return False
+    committed = _rights.commit(plpy)
     # a cancel that came meanwhile fails the job, which gives back what it holds; nothing sees one between two steps
     _interrupt(plpy)
-    return True
+    return committed
 
 
 def next_step(

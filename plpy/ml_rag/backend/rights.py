@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ml_rag.backend.statements import close_cursors, open_cursors
+from ml_rag.errors import PrivilegeError
 
 R = TypeVar("R")
 
@@ -69,3 +70,27 @@ def run_handed() -> None:
     work, _handed = _handed, None
     if work is not None:
         work()
+
+
+def commit(plpy: Any) -> bool:
+    """Commit; whether that was allowed: it is not inside a transaction block or a function.
+
+    Raises PrivilegeError where the role of the call was one of its transaction alone: what comes next would run, with
+    the triggers of that role's tables, as whoever had taken it.
+    """
+    if "role" not in _plans:
+        _plans["role"] = plpy.prepare(
+            "SELECT pg_catalog.to_regrole(pg_catalog.quote_ident(CURRENT_USER))::pg_catalog.oid AS role"
+        )
+    before = plpy.execute(_plans["role"])[0]["role"]
+    try:
+        plpy.commit()
+    except plpy.spiexceptions.InvalidTransactionTermination:
+        return False
+    if plpy.execute(_plans["role"])[0]["role"] != before:
+        raise PrivilegeError(
+            "the role of the call has ended with its transaction",
+            detail="The call commits after each step, and goes on as no other role. What was done before is kept.",
+            hint="Take the role by SET ROLE, not by SET LOCAL ROLE or set_config(…, true).",
+        )
+    return True

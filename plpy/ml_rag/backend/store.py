@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from ml_rag.backend import rights
 from ml_rag.backend.load import Rows, embed_segments
 from ml_rag.backend.sqlstate import sqlstate
 from ml_rag.errors import DocumentError
@@ -16,7 +17,6 @@ from ml_rag.protocol import LOAD_KEYS, MAX_SEGMENTS
 #: classes of SQL errors that are about the document's own data: bad value, constraint, limit exceeded
 _ABOUT_THE_DATA = ("22", "23", "54")
 _UNIQUE_VIOLATION = "23505"
-_IN_TRANSACTION_BLOCK = "2D000"
 #: ids tried for a new document
 _ID_ATTEMPTS = 10
 
@@ -202,10 +202,5 @@ class SqlStore:
 
     def commit(self) -> None:
         """See ``ml_rag.backend.load.Store``."""
-        if not self._may_commit:
-            return
-        try:
-            self._plpy.commit()
-        except self._plpy.SPIError as e:
-            if sqlstate(e) != _IN_TRANSACTION_BLOCK:
-                raise
+        if self._may_commit:
+            rights.commit(self._plpy)
