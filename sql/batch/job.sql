@@ -251,11 +251,17 @@ BEGIN
     'relation', ml_rag._full_name(_output),
     'names', jsonb_build_object(_in.relation, _input::oid::text, _out.relation, _output::oid::text),
     'count', concat('SELECT count(*) ', _missing),
-    -- a batch of them, after a key
-    'read', format('SELECT json_agg(r ORDER BY r.place) FROM (SELECT ARRAY[%s]::text[]::text AS key, '
-    't.%I::text AS input, %s AS extra,'
+    -- a batch of them, after a key; a row that is too long without its texts, and none after so many bytes:
+    -- whoever writes into the table must not fill the memory of whoever calls
+    'read', format('SELECT json_agg(json_build_object(''key'', r.key, ''bytes'', r.bytes,'
+      ' ''input'', CASE WHEN r.bytes <= 10000000 THEN r.input END,'
+      ' ''extra'', CASE WHEN r.bytes <= 10000000 THEN r.extra END) ORDER BY r.place)'
+      ' FROM (SELECT r.*, sum(r.bytes) OVER (ORDER BY r.place) - r.bytes AS former FROM ('
+      'SELECT r.*, octet_length(r.input) + coalesce(octet_length(r.extra), 0) AS bytes FROM ('
+      'SELECT ARRAY[%s]::text[]::text AS key, t.%I::text AS input, %s AS extra,'
       ' row_number() OVER (ORDER BY %5$s) AS place %4$s AND ($1 ->> ''last'' IS NULL OR (%5$s) > (%6$s))'
-      ' ORDER BY place LIMIT ($1 ->> ''size'')::integer) AS r',
+      ' ORDER BY place LIMIT ($1 ->> ''size'')::integer) AS r) AS r) AS r'
+      ' WHERE r.former <= ($1 ->> ''most'')::bigint',
       (SELECT string_agg(format('t.%I::text', k), ', ' ORDER BY place)
         FROM unnest(_key) WITH ORDINALITY AS u (k, place)),
       _in.column_name, CASE WHEN _extra IS NULL THEN 'NULL::text' ELSE format('t.%I::text', _extra) END,

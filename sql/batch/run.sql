@@ -21,7 +21,8 @@ $$;
 CREATE FUNCTION ml_rag._run_row(job jsonb, given jsonb, vector @vector@.vector, OUT error text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: one row: compute, write; what fails becomes the row's error and does not stop the batch
--- extra: of embed_column, the embedding of the question; of context_column, the context
+-- extra: of embed_column, the embedding of the question; of context_column, the context. Without input the
+-- row is too long, and was not read (batch/job)
 -- A cancelled statement, a lost model server and a full disk do end the call: the rows left over would all
 -- fail the same way, each at the price of a model's answer. A row that takes no error, as one that was
 -- deleted meanwhile, is in the counts all the same; one that has a result of another call by now has no
@@ -40,10 +41,14 @@ DECLARE
     || jsonb_build_object(CASE _routine WHEN 'ml_rag_table' THEN 'query_embedding' ELSE 'context' END,
       _extra) END;
 BEGIN
-  IF job ->> 'must_embed' IS NOT NULL AND _extra IS NULL THEN
+  IF job ->> 'must_embed' IS NOT NULL AND _extra IS NULL AND _input IS NOT NULL THEN
     PERFORM ml_rag.embed(_input, job ->> 'must_embed');
   END IF;
   BEGIN
+    IF _input IS NULL THEN
+      RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = 'the text is too long',
+        DETAIL = format('It has %s bytes, and may have 10000000.', given ->> 'bytes');
+    END IF;
     _n := ml_rag._write_row(ARRAY[job ->> 'update', job ->> 'insert', job ->> 'update'], _key, CASE _routine
       WHEN 'ml_rag_table' THEN @extschema@.ml_rag_answer(_input, _options)::text
       WHEN 'ml_generate_table' THEN @extschema@.ml_generate(_input, _options)::text

@@ -35,9 +35,12 @@ $$;
 CREATE FUNCTION ml_rag._node_sources(run ml_rag._node_fill) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: SQL of what a node group is made of: the columns of its key, hash, members, texts, around, and
--- document of whole documents
+-- document of whole documents. A text that is too long is null: whoever writes into the store must not fill
+-- the memory of whoever makes the nodes
 -- Reads: the catalog
 DECLARE
+  _text CONSTANT text := 'CASE WHEN octet_length(t.segment) <= 10000000 THEN t.segment::text END';
+  _has_text CONSTANT text := '(octet_length(t.segment) > 10000000 OR t.segment ~ ''[^[:space:]]'')';
   _store text := ml_rag._relation_name(run.store);
   _columns text := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place)
     FROM unnest(run.store_key) WITH ORDINALITY AS u (k, place));
@@ -47,17 +50,16 @@ BEGIN
   WHEN 'segment' THEN
     IF run.options ->> 'transform' <> 'context' OR run.document IS NULL THEN
       RETURN format('SELECT %s, hashtextextended(concat(t.segment) COLLATE "C", 0) AS hash, NULL::text[] AS '
-        'members,'
-        ' ARRAY[t.segment::text] AS texts, ''{}''::jsonb AS around FROM %s AS t WHERE t.segment ~ '
-        '''[^[:space:]]''', _columns, _store);
+        'members, ARRAY[%s] AS texts, ''{}''::jsonb AS around FROM %s AS t WHERE %s', _columns, _text, _store,
+        _has_text);
     END IF;
     RETURN format('SELECT %s, hashtextextended(concat(t.segment) COLLATE "C", 0) AS hash, m.members,'
-      ' ARRAY[t.segment::text] AS texts, jsonb_build_object(''document_name'', %s, ''document'','
-      ' (SELECT left(string_agg(d.segment, E''\n'' ORDER BY %s), 8000) FROM ('
+      ' ARRAY[' || _text || '] AS texts, jsonb_build_object(''document_name'', %s, ''document'','
+      ' (SELECT left(string_agg(left(d.segment, 8000), E''\n'' ORDER BY %s), 8000) FROM ('
       'SELECT * FROM %s AS d WHERE d.%I = t.%5$I ORDER BY %3$s LIMIT 40) AS d)) AS around'
       ' FROM %4$s AS t LEFT JOIN (SELECT d.%5$I AS document, (array_agg(%s ORDER BY %3$s))[:40] AS members '
       'FROM %4$s AS d GROUP BY 1) AS m'
-      ' ON m.document = t.%5$I WHERE t.segment ~ ''[^[:space:]]''', _columns,
+      ' ON m.document = t.%5$I WHERE ' || _has_text, _columns,
       CASE WHEN EXISTS (SELECT FROM pg_attribute AS a
         WHERE a.attrelid = run.store AND a.attname = 'document_name' AND NOT a.attisdropped)
         THEN 't.document_name' ELSE 'NULL' END,
@@ -67,9 +69,12 @@ BEGIN
   WHEN 'document' THEN
     RETURN format('SELECT %s, d.hash, d.members, ARRAY[d.text] AS texts, ''{}''::jsonb AS around, d.document'
       ' FROM (SELECT array_agg(%s ORDER BY %s) AS members, t.%5$I AS document,'
-      ' hashtextextended(string_agg(t.segment, E''\n\n'' ORDER BY %3$s) COLLATE "C", 0) AS hash,'
-      ' string_agg(t.segment, E''\n\n'' ORDER BY %3$s) AS text'
-      ' FROM %s AS t WHERE t.segment ~ ''[^[:space:]]'' GROUP BY t.%I) AS d',
+      ' hashtextextended(coalesce(string_agg(t.segment, E''\n\n'' ORDER BY %3$s) FILTER (WHERE t.ml_rag_bytes'
+      ' <= 10000000), '''') COLLATE "C", 0) AS hash,'
+      ' CASE WHEN max(t.ml_rag_bytes) <= 10000000 THEN string_agg(t.segment, E''\n\n'' ORDER BY %3$s)'
+      ' FILTER (WHERE t.ml_rag_bytes <= 10000000) END AS text FROM ('
+      'SELECT t.*, sum(octet_length(t.segment)) OVER (PARTITION BY t.%5$I ORDER BY %3$s) AS ml_rag_bytes'
+      ' FROM %4$s AS t WHERE ' || _has_text || ') AS t GROUP BY t.%5$I) AS d',
       (SELECT string_agg(format('(d.members[1]::text[])[%s]::%s AS %I', i, y, k), ', ' ORDER BY i)
        FROM unnest(run.store_key, run.key_types) WITH ORDINALITY AS u (k, y, i)),
       ml_rag._key_text('t', run.store_key), concat_ws(', ', 't.' || quote_ident(run.number), _columns),

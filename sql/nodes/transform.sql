@@ -55,7 +55,8 @@ $$;
 CREATE FUNCTION ml_rag._transform(options jsonb, segment text, around jsonb, OUT nodes text[],
   OUT error jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the nodes of one text; what goes wrong with it comes back as its error
+-- purpose: the nodes of one text, null = one that is too long (nodes/fill); what goes wrong with it comes
+-- back as its error
 DECLARE
   _transform text := options ->> 'transform';
   _function regprocedure := CASE WHEN NOT ml_rag._asks_model(_transform)
@@ -66,9 +67,9 @@ DECLARE
   _made record;
   _detail text;
 BEGIN
-  IF _function IS NULL AND octet_length(segment) > _most THEN
+  IF segment IS NULL OR _function IS NULL AND octet_length(segment) > _most THEN
     error := jsonb_build_object('sqlstate', '54000', 'message', 'the text is too long',
-      'detail', format('It has %s bytes; nodes are made of at most %s.', octet_length(segment), _most));
+      'detail', format('Nodes are made of at most %s bytes.', _most));
   ELSIF _function IS NULL THEN
     _made := ml_rag._call_python('make_nodes', jsonb_build_array(options, segment, around));
     -- what each text would get: no model, no server; a cancelled call

@@ -74,8 +74,9 @@ DECLARE
   _n bigint;
 BEGIN
   PERFORM ml_rag._hold(ARRAY[store::oid]);
-  EXECUTE format('SELECT count(*) FROM %s AS t WHERE t.%I IS NULL AND t.%I ~ ''[^[:space:]]''',
-    ml_rag._relation_name(store), column_name, segment) INTO _n;
+  -- no regular expression over what is longer than any text that is embedded
+  EXECUTE format('SELECT count(*) FROM %s AS t WHERE t.%I IS NULL AND (octet_length(t.%I) > 1000000'
+    ' OR t.%3$I ~ ''[^[:space:]]'')', ml_rag._relation_name(store), column_name, segment) INTO _n;
   RETURN _n;
 END
 $$;
@@ -235,7 +236,8 @@ BEGIN
           SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = _one.segment
             AND NOT a.attisdropped
             AND has_column_privilege(store, a.attnum, 'SELECT'))
-        THEN format('t.%I ~ ''[^[:space:]]''', _one.segment) ELSE 'true' END, _relation)
+        THEN format('(octet_length(t.%1$I) > 1000000 OR t.%1$I ~ ''[^[:space:]]'')', _one.segment)
+        ELSE 'true' END, _relation)
       INTO segments, pending;
     RETURN NEXT;
   END LOOP;

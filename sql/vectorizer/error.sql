@@ -51,7 +51,7 @@ CREATE FUNCTION ml_rag._note_failures(relation regclass, keys text[], texts text
   errors jsonb[]) RETURNS integer
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the errors of a batch's rows, null where there is none; those are forgotten that had one. Returns
--- how many have
+-- how many have. text_hash: in the error of a text that is not there as a whole
 -- A minute until the second attempt, twice as long until each further one, at most a day. What no attempt can
 -- mend, an empty or too long text, waits for another text.  Writes: ml_rag.vectorizer_error
 DECLARE
@@ -64,7 +64,7 @@ BEGIN
   SELECT _note_failures.relation, u.key, 1, u.error ->> 'sqlstate', u.error ->> 'message',
     u.error ->> 'detail', now(),
     CASE WHEN u.error ? 'final' THEN 'infinity' ELSE now() + interval '1 minute' END,
-      ml_rag._text_hash(u.text)
+      coalesce((u.error ->> 'text_hash')::bigint, ml_rag._text_hash(u.text))
   FROM unnest(keys, texts, errors) AS u (key, text, error) WHERE u.error IS NOT NULL
   ON CONFLICT ON CONSTRAINT vectorizer_error_pkey DO UPDATE SET
     attempts = CASE WHEN e.text_hash = excluded.text_hash THEN e.attempts + 1 ELSE 1 END,

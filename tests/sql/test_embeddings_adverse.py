@@ -340,6 +340,16 @@ def test_rows_that_fail_do_not_stop_the_others(store: Connection, models: Models
     assert_embedded(store)
 
 
+def test_a_text_that_is_far_too_long_does_not_stop_the_others(store: Connection) -> None:
+    """A regular expression over it would take more memory than PostgreSQL gives."""
+    store.execute("UPDATE docs SET segment = repeat('x', 270000000) WHERE document_id = 3")
+    result = add(store)
+    assert (result["segments"], result["failed"], result["pending"]) == (6, 1, 1)
+    assert result["first_error"] == f"the text is too long (54000): {'x' * 60}"
+    query = "SELECT pending FROM ml_rag.embeddings('docs') WHERE name = 'more'"
+    assert store.execute(query).fetchall() == [(1,)]
+
+
 def test_a_model_that_fails_for_all_ends_the_call(owner: Connection, models: ModelsServer) -> None:
     create_store(owner, rows=rows([f"!nan {i}" for i in range(40)]), type="vector(16)")
     with error("38000"):

@@ -500,6 +500,21 @@ def test_each_text_is_read_a_few_times_in_however_many_batches(db: Database, own
     assert 4000 <= read[0] < 8 * 4000
 
 
+@pytest.mark.parametrize("parent", ["segment", "document"])
+def test_long_texts_of_others_stop_nobody(owner: Connection, models: ModelsServer, parent: str) -> None:
+    """As JSON one is more than PostgreSQL can hold, and so are the others together."""
+    create_store(owner, "docs", rows(), type="vector(16)")
+    owner.execute(
+        "INSERT INTO docs (document_name, document_id, segment_number, segment, metadata, segment_embedding)"
+        " SELECT 'long', 9, i, CASE i WHEN 1 THEN repeat(chr(1), 180000000) ELSE 'x' || repeat(' ', 3000000) END,"
+        " '{}', array_fill(1, '{16}')::real[]::vector FROM generate_series(1, 4) AS i"
+    )
+    result = create(owner, "lines", transform="paragraph", parent=parent, embed=False, keyword_search=False)
+    assert (result["parents"], result["failed"]) == {"segment": (7, 1), "document": (3, 1)}[parent]
+    query = "SELECT key, sqlstate, message FROM ml_rag.node_group_error"
+    assert owner.execute(query).fetchall() == [("{9,1}", "54000", "the text is too long")]
+
+
 def test_a_node_that_fails_is_reported_and_does_not_stop_the_rest(store: Connection, models: ModelsServer) -> None:
     insert(store, "docs", [("d3", 3, 1, "Fine. Has !nan within.", fake_embedding("fine"))])
     result = create(store, "sentences", transform="sentence")

@@ -137,6 +137,23 @@ def test_one_bad_text_does_not_cost_the_rest_of_an_embedding_batch(texts: Connec
     assert column(texts, "SELECT id FROM texts WHERE e IS NOT NULL ORDER BY id") == [1, 5]
 
 
+@pytest.mark.parametrize("routine", ROUTINES)
+def test_long_texts_of_others_fill_nobody_s_memory(texts: Connection, routine: str) -> None:
+    """As JSON it would be more than PostgreSQL can hold; and texts that are long come in several batches."""
+    texts.execute(
+        "INSERT INTO texts VALUES (0, repeat(chr(1), 180000000));"
+        "INSERT INTO texts SELECT i, 'one' || repeat(' ', 3000000) FROM generate_series(6, 9) AS i"
+    )
+    result = call(texts, routine, "public.texts.q", "public.out.v")
+    assert result["rows"] == 9
+    assert result["first_error"] == (
+        "row {0}: the text is too long (54000): It has 180000000 bytes, and may have 10000000."
+    )
+    if routine == "ml_embed_table":
+        assert result["failed"] == 2
+        assert column(texts, "SELECT id FROM out ORDER BY 1") == [1, 3, 5, 6, 7, 8, 9]
+
+
 def test_each_row_of_a_failing_generation_model_holds_its_error(texts: Connection) -> None:
     options = {"model_id": "fake-generate-error"}
     result = call(texts, "ml_generate_table", "public.texts.q", "public.texts.g", options)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from support.cluster import Connection, Database
 from support.embeddings import triggers
@@ -320,6 +322,32 @@ def test_poison_rows_hold_nobody_up(items: Connection, models: ModelsServer) -> 
     run(items)
     assert [failure[0] for failure in failures(items)] == ["{12}", "{40}"]
     assert models.embedded("fake-embed") == ["fine: ", "fine: "]
+
+
+@pytest.mark.parametrize("destination", ["column", "table"])
+def test_a_text_that_is_far_too_long_is_not_read(
+    db: Database, owner: Connection, models: ModelsServer, destination: str
+) -> None:
+    """Whoever may write it would fill the memory of whoever runs the vectorizer: as JSON it has six times the bytes."""
+    owner.execute("CREATE TABLE items (id integer PRIMARY KEY, name text)")
+    create(owner, columns="name", destination=destination, keyword_search=False)
+    owner.execute("INSERT INTO items VALUES (1, repeat(chr(1), 60000000)), (2, 'tent')")
+    with psycopg.connect(make_conninfo(db.dsn, dbname=db.name), autocommit=True) as session:
+        result = run(session)
+        assert (result["embedded"], result["failed"], result["pending"]) == (1, 1, 0)
+        assert peak(session) < 1e6
+    assert failures(owner) == [("{1}", 1, "54000", "the text is too long", True)]
+    # nor tried again
+    assert run(owner)["failed"] == 0
+
+
+def peak(session: Connection) -> int:
+    """The most memory that a session has had, in kB."""
+    read = f"SELECT substring(pg_read_file('/proc/{session.info.backend_pid}/status') FROM 'VmHWM:\\s+(\\d+)')::integer"
+    row = session.execute(read.encode()).fetchone()
+    assert row is not None
+    n: int = row[0]
+    return n
 
 
 def test_attempts_become_rare(items: Connection) -> None:

@@ -180,13 +180,15 @@ class Column(Derived):
     def _read_rows(self, places: list[str], keys: list[str]) -> Steps[Batch]:
         """The texts of rows, read after the claim: another run may have finished one before that.
 
-        Texts that are empty or too long get their errors here.
+        Texts that are empty or too long get their errors here; of one that is too long only the beginning is read.
         """
         found = yield from run(
             f"""
-            SELECT json_agg(json_build_array(r.place, r.key, r.text, CASE
+            SELECT json_agg(json_build_array(r.place, r.key,
+              CASE WHEN r.bytes > 1000000 THEN left(r.text, 100) ELSE r.text END, CASE
               WHEN r.bytes > 1000000 THEN json_build_object('sqlstate', '54000', 'message', 'the text is too long',
-                'detail', format('It has %s bytes; at most 1000000 are embedded.', r.bytes), 'final', true)
+                'detail', format('It has %s bytes; at most 1000000 are embedded.', r.bytes), 'final', true,
+                'text_hash', ml_rag._text_hash(r.text))
               WHEN coalesce(r.text, '') !~ '[^[:space:]]' THEN
                 json_build_object('sqlstate', '22023', 'message', 'the text is empty', 'final', true) END) ORDER BY r.n)
             FROM (

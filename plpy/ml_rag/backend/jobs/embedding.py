@@ -68,7 +68,8 @@ class Embedding(Column):
         end = min(int(self._after[1:].partition(",")[0]) + self._blocks, self._extent)
         rows, has_more = yield from self._find(
             f"FROM ONLY {part['name']} AS t WHERE t.ctid > ($1 ->> 'after')::tid AND t.ctid < ($1 ->> 'end')::tid"
-            f" AND t.{self._column} IS NULL AND t.{self._segment} ~ '[^[:space:]]'",
+            f" AND t.{self._column} IS NULL AND (octet_length(t.{self._segment}) > 1000000"
+            f" OR t.{self._segment} ~ '[^[:space:]]')",
             order="t.ctid", key="t.ctid::text",
             claim=f"'embedding {self._job['store']} {self._job['attnum']} {part['oid']} ',"
             " (r.key::point)[0]::bigint / 64",

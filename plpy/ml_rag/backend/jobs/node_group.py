@@ -19,6 +19,8 @@ _BEGIN = {
 }
 #: texts of a batch: fewer where a model is asked about each
 _SIZE, _SIZE_ASKED = 100, 8
+#: bytes of them, but for the last one's
+_MOST_BYTES = 4_000_000
 #: keys without a text whose nodes are taken away at once
 _SIZE_GONE = 10_000
 
@@ -121,10 +123,13 @@ class NodeGroups(Derived):
         after = "" if self._after is None else f" AND ({columns}) > ({values})"
         # numbered after LIMIT: to number all that is pending, PostgreSQL would sort it
         parents = yield from run(
-            f"SELECT json_agg(p ORDER BY p.n) FROM (SELECT q.*, row_number() OVER () AS n"
+            f"SELECT json_agg(p ORDER BY p.n) FROM (SELECT q.*, row_number() OVER () AS n, sum(b.bytes) OVER ("
+            "ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS former"
             f" FROM (SELECT {group['key_text']} AS key, {group['place_text']} AS place, s.hash::text, s.members,"
             f" s.texts, s.around {group['pending']}{after}"
-            f" ORDER BY {columns} LIMIT ($1 ->> 'size')::integer) AS q) AS p",
+            f" ORDER BY {columns} LIMIT ($1 ->> 'size')::integer) AS q CROSS JOIN LATERAL"
+            " (SELECT coalesce(sum(octet_length(t.text)), 0) AS bytes FROM unnest(q.texts) AS t (text)) AS b) AS p"
+            f" WHERE p.former IS NULL OR p.former <= {_MOST_BYTES}",
             after=self._after, size=self._given.get("batch_size") or (_SIZE_ASKED if group["asks_model"] else _SIZE),
         )  # fmt: skip
         if parents:

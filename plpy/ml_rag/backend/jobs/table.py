@@ -11,6 +11,8 @@ from ml_rag.backend.jobs.loop import Batch, Derived, Session, Statement, Steps, 
 from ml_rag.errors import MlRagError
 
 _PHASES = {"ml_rag_table": "answering", "ml_generate_table": "generating", "ml_embed_table": "embedding"}
+#: bytes of the texts of a batch, but for the last row's
+_MOST_BYTES = 4_000_000
 #: SQLSTATEs of what each row would get: a statement is cancelled once, so that rows tried after that would go on and on
 _OF_ALL = ("57014", "08006")
 
@@ -66,8 +68,8 @@ class Table(Derived):
         if self._is_last:
             return None
         size = self._job["batch_size"]
-        rows = (yield from run(self._job["read"], last=self._last, size=size)) or []
-        self._is_last = len(rows) < size
+        rows = (yield from run(self._job["read"], last=self._last, size=size, most=_MOST_BYTES)) or []
+        self._is_last = len(rows) < size and sum(row["bytes"] for row in rows) <= _MOST_BYTES
         self.tell(self._phase)
         return {"rows": rows} if rows else None
 
@@ -75,10 +77,10 @@ class Table(Derived):
         """Vectors of the rows, all at once; None where that fails: the rows are tried one by one then."""
         yield from ()
         rows = batch["rows"]
-        texts = [row["input"] for row in rows]
+        texts = [row["input"] or "" for row in rows]
         if self.session.routine != "ml_embed_table":
             return [None] * len(rows)
-        # a blank text is an error of its row, so it travels as something else
+        # a blank text, or one that is too long, is an error of its row, so it travels as something else
         asked = [text if text.strip() else "blank" for text in texts]
         model, truncate = self._job["model"], self._job["options"].get("truncate")
         try:
