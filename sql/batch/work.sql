@@ -114,10 +114,12 @@ $$;
 CREATE FUNCTION ml_rag._hold_filled(held oid[], checked oid[], store regclass, owner oid) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: tables that a job reads and fills are what and whose they were, until the end of the transaction;
--- a table that was given away since the job began has triggers of another role now  Reads: the catalog 
+-- a table that was given away since the job began has triggers of another role now, and so has a part of it
+-- whose owner is not trusted  Reads: the catalog
 -- Errors: 42P01, 42501, 55000
 DECLARE
   _owner oid;
+  _found record;
 BEGIN
   PERFORM ml_rag._hold(held);
   PERFORM ml_rag._refuse_foreign_schema(c) FROM unnest(checked) AS c;
@@ -126,6 +128,15 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('table "%s" has another owner by now', store),
       DETAIL = format('It was given to role %s during the run.', quote_ident(pg_get_userbyid(_owner))),
       HINT = 'Call again, if you trust that role.';
+  END IF;
+  SELECT c.oid::regclass AS part, c.relowner INTO _found FROM pg_class AS c
+  WHERE c.oid = ANY (held) AND c.relowner <> owner AND NOT ml_rag._trusts(c.relowner) LIMIT 1;
+  IF FOUND THEN
+    RAISE EXCEPTION USING ERRCODE = '42501',
+      MESSAGE = format('part "%s" of table "%s" belongs to a role that you do not trust', _found.part, store),
+      DETAIL = format('Triggers of role %s would run with your rights.',
+        quote_ident(pg_get_userbyid(_found.relowner))),
+      HINT = format('Give it to the owner of the table: ALTER TABLE %s OWNER TO …;', _found.part);
   END IF;
 END
 $$;

@@ -13,10 +13,12 @@ from psycopg import sql
 
 from support.cluster import Connection, Database
 from support.loading import folder
+from support.models_server import ModelsServer, models
 from support.processes import wait_until
 from support.stores import create_store, error, fake_embedding, search
+from support.vectorizers import create
 
-__all__ = ["folder"]
+__all__ = ["folder", "models"]
 
 
 @pytest.fixture
@@ -241,6 +243,47 @@ def test_a_publisher_s_schema_is_trusted_by_all_but_superusers(
 
 
 # -- tables that were given away ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_meanwhile", [True, False])
+@pytest.mark.parametrize("job", ["a run", "another embedding"])
+def test_a_part_of_a_role_that_is_not_trusted_is_not_filled(
+    db: Database, owner: Connection, models: ModelsServer, job: str, is_meanwhile: bool
+) -> None:
+    """Its triggers would run with the rights of whoever fills the table, be it given away between two batches."""
+    other, attacker, role = db.connect(), db.connect("tenant"), sql.Identifier(db.role("tenant"))
+    owner.execute(sql.SQL("CREATE SCHEMA theirs AUTHORIZATION {}").format(role))
+    attacker.execute(
+        "CREATE TABLE theirs.ran (who name); CREATE FUNCTION theirs.spy() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN INSERT INTO theirs.ran VALUES (current_user); RETURN NEW; END $$"
+    )
+    owner.execute(
+        "CREATE TABLE items (id integer PRIMARY KEY, q text) PARTITION BY RANGE (id);"
+        "CREATE TABLE first PARTITION OF items FOR VALUES FROM (0) TO (10);"
+        "CREATE TABLE part PARTITION OF items DEFAULT;"
+        "INSERT INTO items SELECT i, 'text ' || i FROM generate_series(1, 30) AS i"
+    )
+    if job == "a run":
+        create(owner, columns="q")
+        call = "CALL ml_rag.run_vectorizer('items', '{\"batch_size\": 5}')"
+    else:
+        owner.execute("CALL ml_embed_table('public.items.q', 'public.items.v')")
+        columns = '{"vector_store_columns": {"segment": "q", "segment_embedding": "v"}, "batch_size": 5}'
+        call = f"CALL ml_rag.add_embedding('items', 'more', '{columns}')"
+
+    def give() -> None:
+        other.execute(sql.SQL("ALTER TABLE part OWNER TO {}").format(role))
+        spy = "CREATE TRIGGER spy BEFORE UPDATE ON part FOR EACH ROW EXECUTE FUNCTION theirs.spy()"
+        attacker.execute(f"SET search_path = public; {spy}".encode())
+
+    if is_meanwhile:
+        # at the third batch, which is the second of that part
+        models.before[len(models.requests) + (2 if job == "a run" else 3)] = give
+    else:
+        give()
+    with error("42501", 'part "public.part" of table "public.items" belongs to a role that you do not trust'):
+        owner.execute(call.encode())
+    assert attacker.execute("SELECT * FROM theirs.ran").fetchall() == []
 
 
 @pytest.mark.parametrize("options", ['"mode": "immediate"', '"destination": "table"'])
