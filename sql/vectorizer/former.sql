@@ -207,8 +207,8 @@ BEGIN
     ' AND s.text_hash = hashtextextended(coalesce(n.segment, '''') COLLATE "C", 0))', _segments,
     (obj_description(segments, 'pg_class') IS DISTINCT FROM ml_rag._segments_comment(chunking))::text, _of);
   EXECUTE
-    format('UPDATE %s AS s SET document_name = n.document_name FROM %s AND s.document_name COLLATE "C" <> '
-      'n.document_name', _segments, _of);
+    format('UPDATE %s AS s SET document_name = left(n.document_name, 10000) FROM %s'
+      ' AND s.document_name COLLATE "C" <> left(n.document_name, 10000)', _segments, _of);
   EXECUTE format('%s WHERE NOT EXISTS (SELECT FROM %s AS s WHERE %s)',
     (ml_rag._segment_statements(relation, 'ALL'))[1], _segments,
     _is_of);

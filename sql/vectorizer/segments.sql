@@ -23,12 +23,14 @@ $$;
 CREATE FUNCTION ml_rag._row_metadata(relation regclass, segments regclass, alias text) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: SQL of what a row of the source gives to the metadata of its segments: columns that the marker
--- names
+-- names; null in place of a long value, as each of its segments would have it, such as the whole of the text
+-- that they are parts of
 -- Reads: the catalog
 BEGIN
   RETURN (
-    SELECT format('jsonb_build_object(%s)', string_agg(format('%L, %s.%I', c.name, alias, c.name), ', '
-      ORDER BY c.place))
+    SELECT format('jsonb_build_object(%s)', string_agg(format(
+      '%L, CASE WHEN octet_length(%s.%I::text) <= 10000 THEN to_jsonb(%2$s.%3$I) END', c.name, alias, c.name),
+      ', ' ORDER BY c.place))
     FROM pg_attribute AS e
     CROSS JOIN string_to_table(ml_rag._marked_key(col_description(segments, e.attnum), 'ROW'), '+')
       WITH ORDINALITY AS c (name, place)
@@ -58,8 +60,10 @@ DECLARE
   _keys record;
   _hash CONSTANT text := 'hashtextextended(coalesce(n.segment, '''') COLLATE "C", 0)';
   _metadata text := ml_rag._row_metadata(relation, _table, 'n');
+  -- each segment has it, as it has the metadata
+  _name CONSTANT text := 'left(n.document_name, 10000)';
   _other_name text :=
-    format('(s.document_name COLLATE "C" <> n.document_name COLLATE "C" OR s.metadata <> s.metadata || %s)',
+    format('(s.document_name COLLATE "C" <> %s COLLATE "C" OR s.metadata <> s.metadata || %s)', _name,
     _metadata);
   _insert text;
   _stale text;
@@ -95,8 +99,8 @@ BEGIN
   _now := CASE WHEN NOT row_security_active(relation) THEN 'ONLY ' || ml_rag._full_name(relation)
     ELSE format('(SELECT * FROM %s WHERE %L)', _written, operation <> 'DELETE') END;
   _insert := format('INSERT INTO %s AS s (%s, document_id, document_name, metadata, segment_number, segment,'
-    ' text_hash) SELECT %s, %s, n.document_name, %s, 1, n.segment, %s', _segments, _keys.segments,
-    _keys.source, _keys.document_id, _metadata, _hash);
+    ' text_hash) SELECT %s, %s, %s, %s, 1, n.segment, %s', _segments, _keys.segments,
+    _keys.source, _keys.document_id, _name, _metadata, _hash);
   _stale := format('%s AS o LEFT JOIN %s AS n ON %s WHERE %s AND (n.%I IS NULL OR s.text_hash <> %s',
     _written, _now, _same, _keys.old, _source.key[1], _hash);
   _missing := format('FROM %s AS o JOIN %s AS n ON %s WHERE NOT EXISTS (SELECT FROM %s AS s WHERE %s)',
@@ -108,9 +112,9 @@ BEGIN
         ' SELECT FROM locked UNION ALL SELECT %s', _segments, _stale, _other_name,
         (operation = 'INSERT')::text, _missing),
       format('DELETE FROM %s AS s USING %s)', _segments, _stale),
-      format('UPDATE %s AS s SET document_name = n.document_name, metadata = s.metadata || %s'
-        ' FROM %s AS o JOIN %s AS n ON %s WHERE %s AND %s', _segments, _metadata, _written, _now, _same,
-        _keys.new, _other_name),
+      format('UPDATE %s AS s SET document_name = %s, metadata = s.metadata || %s'
+        ' FROM %s AS o JOIN %s AS n ON %s WHERE %s AND %s', _segments, _name, _metadata, _written, _now,
+        _same, _keys.new, _other_name),
       concat(_insert, ' ', _missing)]
     WHEN operation = 'KEY' THEN ARRAY[
       format('SELECT FROM %s AS s, %s WHERE %s OR %s FOR UPDATE OF s', _segments, _rows, _keys.old,

@@ -93,6 +93,27 @@ def test_by_default_it_is_the_key_and_the_columns_of_the_template(products: Conn
     assert [row[3] for row in search(asker, "tent", {"n_citations": 10})].count(1) == 1
 
 
+def test_no_segment_has_the_whole_of_a_long_text(products: Connection) -> None:
+    """A text of 1 MB would take as much in each of two thousand segments."""
+    products.execute("UPDATE products SET description = repeat('A tent. ' || chr(10) || chr(10), 5000) WHERE id = 1")
+    options = {"metadata": ["name", "description"], "document_name": "{description}", "destination": "table"}
+    create(products, "products", "{name}\n\n{description}", **options)
+    run(products, "products")
+    sizes = (
+        "SELECT count(*) > 10, max(length(metadata::text)) < 1000, max(length(document_name)) = 10000"
+        " FROM products_segments"
+    )
+    assert products.execute(sizes).fetchall() == [(True, True, True)]
+    query = (
+        "SELECT DISTINCT source_id, metadata ->> 'name', metadata ->> 'description' FROM products_segments"
+        " WHERE source_id <= 2 ORDER BY 1"
+    )
+    assert products.execute(query).fetchall() == [(1, "Trailhome", None), (2, "Palace", "Tent for six people")]
+    products.execute("UPDATE products SET description = 'short' WHERE id = 1")
+    run(products, "products")
+    assert products.execute(query).fetchall()[0] == (1, "Trailhome", "short")
+
+
 @pytest.mark.parametrize("destination", ["column", "table"])
 def test_the_columns_are_those_of_the_option(
     products: Connection, asker: Connection, owner: Connection, destination: str
