@@ -16,9 +16,9 @@ CREATE TABLE ml_rag.vectorizer_error (
 );
 COMMENT ON TABLE ml_rag.vectorizer_error IS
 $$rows that a vectorizer could not embed; whoever owns the table sees them
-key: of the row, as the text of an array. attempts: with the text that it has. next_attempt: not before;
-infinity = when its text changes, or after ml_rag.retry_vectorizer. A row that was embedded or deleted since
-is gone after the next run.$$;
+key: of the row, as the text of an array; of more than 2000 bytes the beginning and a hash. attempts: with the
+text that it has. next_attempt: not before; infinity = when its text changes, or after
+ml_rag.retry_vectorizer. A row that was embedded or deleted since is gone after the next run.$$;
 -- its policy is in vectorizer/queue
 ALTER TABLE ml_rag.vectorizer_error ENABLE ROW LEVEL SECURITY;
 -- nor may estimates, which EXPLAIN shows too, tell of others' rows
@@ -47,6 +47,13 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._error_key(key text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+-- purpose: a row's key as its failure has it: of one that is too long for the index, which has a table's name
+-- beside it, the beginning, and a hash that nobody finds another key for
+RETURN CASE WHEN octet_length(key) <= 2000 THEN key
+  ELSE left(key, 200) || ' ' || encode(sha256(convert_to(key, 'UTF8')), 'hex') END;
+
 CREATE FUNCTION ml_rag._note_failures(relation regclass, keys text[], texts text[],
   errors jsonb[]) RETURNS integer
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
@@ -58,10 +65,10 @@ DECLARE
   _n integer;
 BEGIN
   UPDATE ml_rag.vectorizer_error AS e SET attempts = 0 FROM unnest(keys, errors) AS u (key, error)
-  WHERE e.relation = _note_failures.relation AND e.key = u.key AND u.error IS NULL;
+  WHERE e.relation = _note_failures.relation AND e.key = ml_rag._error_key(u.key) AND u.error IS NULL;
   INSERT INTO ml_rag.vectorizer_error AS e (relation, key, attempts, sqlstate, message, detail, failed_at,
     next_attempt, text_hash)
-  SELECT _note_failures.relation, u.key, 1, u.error ->> 'sqlstate', u.error ->> 'message',
+  SELECT _note_failures.relation, ml_rag._error_key(u.key), 1, u.error ->> 'sqlstate', u.error ->> 'message',
     u.error ->> 'detail', now(),
     CASE WHEN u.error ? 'final' THEN 'infinity' ELSE now() + interval '1 minute' END,
       coalesce((u.error ->> 'text_hash')::bigint, ml_rag._text_hash(u.text))

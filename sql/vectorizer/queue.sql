@@ -99,14 +99,14 @@ BEGIN
   IF ml_rag._is_distributed(relation) THEN
     -- the failures are here and the rows are not; PostgreSQL hashes what is in the array
     RETURN format('FROM ONLY %s AS t WHERE t.segment_embedding IS NULL'
-      ' AND concat(%s, '' '', ml_rag._text_hash(t.segment)) <> ALL (%L::text[])', part,
+      ' AND concat(ml_rag._error_key(%s), '' '', ml_rag._text_hash(t.segment)) <> ALL (%L::text[])', part,
         ml_rag._key_text('t', key), ARRAY(
         SELECT concat(e.key, ' ', e.text_hash) FROM ml_rag.vectorizer_error AS e
         WHERE e.relation = _waiting.relation AND e.next_attempt > now() ORDER BY e.key));
   END IF;
   RETURN format('FROM ONLY %s AS t WHERE t.segment_embedding IS NULL AND NOT EXISTS (SELECT FROM '
     'ml_rag.vectorizer_error AS e'
-    ' WHERE e.relation = %s AND e.key = %s AND e.next_attempt > now() AND e.text_hash = '
+    ' WHERE e.relation = %s AND e.key = ml_rag._error_key(%s) AND e.next_attempt > now() AND e.text_hash = '
     'ml_rag._text_hash(t.segment))', part, relation, ml_rag._key_text('t', key));
 END
 $$;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from typing import Any
 
 import psycopg
@@ -348,6 +349,25 @@ def peak(session: Connection) -> int:
     assert row is not None
     n: int = row[0]
     return n
+
+
+def test_a_key_that_the_index_of_failures_has_no_room_for(owner: Connection, models: ModelsServer) -> None:
+    """That of the table has, as there is no name of a table beside it."""
+    owner.execute("CREATE TABLE items (key text PRIMARY KEY, name text)")
+    create(owner, columns="name", keyword_search=False)
+    rng = random.Random(1)
+    for _ in range(2):
+        key = "".join(chr(rng.randrange(48, 91)) for _ in range(2688))
+        owner.execute("INSERT INTO items VALUES (%s, ' ')", (key,))
+    owner.execute("INSERT INTO items VALUES ('z', 'lamp')")
+    result = run(owner)
+    assert (result["embedded"], result["failed"], result["pending"]) == (1, 2, 0)
+    assert len(failures(owner)) == 2
+    # nor tried again before another text is there
+    assert run(owner)["failed"] == 0
+    owner.execute("UPDATE items SET name = 'fine' WHERE key <> 'z'")
+    assert run(owner)["embedded"] == 2
+    assert failures(owner) == []
 
 
 def test_attempts_become_rare(items: Connection) -> None:

@@ -167,7 +167,7 @@ class Vectorizer(Column):
             "WITH gone AS (UPDATE ml_rag.vectorizer_error AS e SET attempts = 0"
             " WHERE e.relation = ($1 ->> 'relation')::oid AND e.key IN ("
             "SELECT n.key FROM ml_rag.vectorizer_error AS n WHERE n.relation = ($1 ->> 'relation')::oid"
-            f" EXCEPT SELECT {key} FROM {table} AS t WHERE t.segment_embedding IS NULL)"
+            f" EXCEPT SELECT ml_rag._error_key({key}) FROM {table} AS t WHERE t.segment_embedding IS NULL)"
             " RETURNING 1) SELECT to_json(count(*)) FROM gone",
             relation=self._job["relation"],
         )
