@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import time
 from pathlib import Path
@@ -513,6 +514,16 @@ def test_long_texts_of_others_stop_nobody(owner: Connection, models: ModelsServe
     assert (result["parents"], result["failed"]) == {"segment": (7, 1), "document": (3, 1)}[parent]
     query = "SELECT key, sqlstate, message FROM ml_rag.node_group_error"
     assert owner.execute(query).fetchall() == [("{9,1}", "54000", "the text is too long")]
+
+
+def test_a_key_that_the_index_of_nodes_has_no_room_for_stops_nobody(owner: Connection, models: ModelsServer) -> None:
+    key = "".join(map(chr, random.Random(1).choices(range(48, 91), k=2688)))
+    owner.execute("CREATE TABLE notes (key text PRIMARY KEY, name text)")
+    owner.execute("INSERT INTO notes VALUES (%s, 'A lamp.'), ('z', 'A tent.')", (key,))
+    owner.execute('SELECT ml_rag.create_vectorizer(\'notes\', \'{"columns": "name", "keyword_search": false}\')')
+    run(owner, "notes")
+    assert create(owner, "sentences", store="notes", transform="sentence")["parents"] == 1
+    assert owner.execute("SELECT node FROM notes_sentences WHERE node_number > 0").fetchall() == [("A tent.",)]
 
 
 def test_a_node_that_fails_is_reported_and_does_not_stop_the_rest(store: Connection, models: ModelsServer) -> None:
