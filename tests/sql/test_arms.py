@@ -276,6 +276,7 @@ def test_explain_has_an_entry_an_arm(birds: Connection) -> None:
     candidates = explained["candidates"]
     assert (candidates["semantic"], candidates["keyword"], candidates["keyword 2"]) == (100, 100, 5)
     assert {"search", "keyword", "fuse"} <= set(explained["milliseconds"])
+    assert explained["milliseconds"]["keyword"] > 0
 
 
 # -- stores that lack what an arm needs --------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ class Finder:
             length += arms * len(sources[-1].condition)
             _check_size(reads, length)
         sources = self._arms(search, sources, stores)
-        if request.shape.arm("keyword") is not None and not request.explains:
+        if request.shape.arm("keyword") is not None:
             self._trace.step("keyword")
         if request.explains or request.has_functions or request.is_partial or request.rewrites:
             self._trace.enter("search")
