@@ -201,12 +201,12 @@ BEGIN
       OPEN _rows NO SCROLL FOR EXECUTE (SELECT _new) USING (SELECT _store), (SELECT OLD), (SELECT NEW);
     END IF;
     -- a large statement makes runs of its rows itself: they are its own, so that nobody else can be at it; so
-    -- does one of long texts, which each search would read as long as they wait
+    -- does one of a long text, which each search would read as long as it waits
     IF _is_usual THEN
-      _is_large := (SELECT count(*) >= _portion OR coalesce(sum(octet_length(n.segment)), 0) > _long
+      _is_large := (SELECT count(*) >= _portion OR coalesce(max(octet_length(n.segment)), 0) > _long
         FROM ml_rag_new AS n);
     ELSE
-      EXECUTE format('SELECT count(*) >= %s OR coalesce(sum(octet_length(concat(n.%I%s))), 0) > %s'
+      EXECUTE format('SELECT count(*) >= %s OR coalesce(max(octet_length(concat(n.%I%s))), 0) > %s'
         ' FROM %s AS n', _portion, _index.segment, ', n.' || quote_ident(_index.beside), _long,
         CASE WHEN _is_row THEN '(SELECT ($1).*)' ELSE 'ml_rag_new' END) INTO _is_large USING NEW;
     END IF;

@@ -410,6 +410,9 @@ def test_long_texts_do_not_wait(owner: Connection, name: str) -> None:
     add(owner, [long, "fox cub"], 2, name)
     add(owner, [long[:90_000]], 4, name)
     assert waiting(owner, name)[0] == 1
+    # many of usual length do: to make a run of each such statement takes twice as long
+    add(owner, ["fox " * 500] * 100, 100, name)
+    assert waiting(owner, name)[0] == 101
     owner.execute(f"UPDATE {name} SET segment = segment || ' cub' WHERE document_id IN (2, 4)")
     assert_scores(owner, "fox fox9 fox11999 dog cub", name)
 
