@@ -81,7 +81,8 @@ BEGIN
     SELECT FROM pg_trigger AS t
     WHERE t.tgrelid = TG_RELID AND t.tgname = TG_NAME AND NOT ml_rag._was_changed(t.xmax)) THEN
     RAISE EXCEPTION USING ERRCODE = '40001',
-      MESSAGE = format('keyword index of "%s" has been made since the transaction began', TG_RELID::regclass),
+      MESSAGE = format('keyword index of "%s" has been made or changed since the transaction began',
+        TG_RELID::regclass),
       DETAIL = 'The snapshot of the transaction does not show it.',
       HINT = 'Try again, in a new transaction.';
   END IF;
