@@ -126,7 +126,10 @@ BEGIN
     PERFORM ml_rag._raise(jsonb_build_object('sqlstate', '42703',
       'message', 'the questions lack a column', 'detail', format('Missing: %s; there are: %s.', _wrong,
         (SELECT string_agg(k, ', ') FROM jsonb_object_keys(rows -> 0) AS k)),
-      'hint', 'Name your columns in "columns", such as {"question": "text"}.'));
+      -- only ml_rag_evaluate has the option
+      'hint', CASE WHEN own = '{}' THEN 'Give a query that names them so, such as '
+        'SELECT title AS question, answerable FROM ….'
+        ELSE 'Name your columns in "columns", such as {"question": "text"}.' END));
   END IF;
   SELECT jsonb_agg(to_jsonb(q) ORDER BY q.place) INTO _questions
   FROM (
