@@ -308,6 +308,17 @@ def test_many_stores_without_keyword_index_are_one_warning(owner: Connection, as
     assert detail.count("public.more") == 20
 
 
+def test_what_two_arms_lack_is_one_warning(owner: Connection, asker: Connection) -> None:
+    make(owner, ["heron one"])
+    make(owner, ["loon two"], "more")
+    owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
+    told: list[str | None] = []
+    asker.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    history = [{"role": "user", "content": "Which birds dive?"}]
+    answer(asker, "heron", {"keyword_search": True, "query_options": {"history": history}, "skip_generate": True})
+    assert told == ['"public.more" has no keyword index; keyword search ignores it']
+
+
 def test_an_arm_that_finds_no_store_is_55000(owner: Connection, asker: Connection) -> None:
     make(owner, ["heron one"])
     with error("55000", "no vector store has a keyword index", "public.docs"):

@@ -137,8 +137,14 @@ class Finder:
                 pass
             except Left as e:
                 left = [store for store in left if store not in e.args]
+        warned = []
         for place, without in self._without.items():
-            self._warn_of(request.shape.arms[place - 1], request.arms[place - 1], without, is_all=False)
+            arm, asked = request.shape.arms[place - 1], request.arms[place - 1]
+            # two arms may lack the same, as those of a question and of its history
+            lacking = (arm.search, asked.node_group, asked.embedding, without)
+            if lacking not in warned:
+                self._warn_of(arm, asked, without, is_all=False)
+            warned.append(lacking)
         if self.failures:
             _run(self._plpy, "warn", json.dumps(self.failures))
         if request.is_filtered:
