@@ -319,6 +319,24 @@ def test_what_two_arms_lack_is_one_warning(owner: Connection, asker: Connection)
     assert told == ['"public.more" has no keyword index; keyword search ignores it']
 
 
+def test_a_hint_names_a_table_and_no_view(owner: Connection, asker: Connection) -> None:
+    make(owner, ["heron one"], "Birds")
+    owner.execute('CREATE VIEW "A" AS SELECT * FROM "Birds"; GRANT SELECT ON "A" TO ml_rag_user')
+    marker = "GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed"
+    owner.execute(f"""COMMENT ON COLUMN "A".segment_embedding IS '{marker}'""")
+    for arms, statement in (
+        ([KEYWORD], """ml_rag.enable_keyword_search('public."Birds"')"""),
+        ([{**SEMANTIC, "in": "sentences"}], """ml_rag.create_node_group('public."Birds"', 'sentences'"""),
+        ([{**SEMANTIC, "embedding": "small"}], """ml_rag.add_embedding('public."Birds"', 'small'"""),
+    ):
+        with error("55000", "no vector store has a") as caught:
+            hits(asker, "heron", arms=arms)
+        assert statement in caught.hint
+        with error("55000", "no vector store has a", "public.A") as caught:
+            hits(asker, "heron", arms=arms, vector_store=["A"])
+        assert "search the table behind it" in caught.hint
+
+
 def test_an_arm_that_finds_no_store_is_55000(owner: Connection, asker: Connection) -> None:
     make(owner, ["heron one"])
     with error("55000", "no vector store has a keyword index", "public.docs"):

@@ -63,12 +63,19 @@ def _listed(stores: list[Store]) -> str:
     return ", ".join(store.vector_store for store in stores[:20])
 
 
+def _first_table(plpy: Any, stores: list[Store]) -> Store | None:
+    """The first that can have a keyword index and nodes of its own, which a view cannot."""
+    relations = ", ".join(str(store.relation) for store in stores)
+    rows = plpy.execute(f"SELECT c.oid FROM pg_class AS c WHERE c.oid IN ({relations}) AND c.relkind IN ('r', 'p')")
+    tables = {int(row["oid"]) for row in rows}
+    return next((store for store in stores if store.relation in tables), None)
+
+
 def no_index(plpy: Any, stores: list[Store], *, is_all: bool) -> Any:
     """Say which stores a keyword arm left out for want of an index; where that is all of them, the error."""
-    kind = plpy.execute(f"SELECT c.relkind FROM pg_class AS c WHERE c.oid = {stores[0].relation}")
     hint = "Only an ordinary table can have one: search the table behind it."
-    if kind and kind[0]["relkind"] in ("r", "p"):
-        hint = f"Its owner can create one: {_enabling(plpy, stores[0])};"
+    if (table := _first_table(plpy, stores)) is not None:
+        hint = f"Its owner can create one: {_enabling(plpy, table)};"
     if is_all:
         names = ", ".join(store.vector_store for store in stores)
         hint += ' Or search by meaning alone, as with "keyword_search": false.'
@@ -84,7 +91,8 @@ def no_index(plpy: Any, stores: list[Store], *, is_all: bool) -> Any:
 
 def no_part(plpy: Any, stores: list[Store], arm: Any, search: str, *, is_all: bool) -> Any:
     """The same of its node group or embedding; ``arm``: an AskedArm."""
-    store, group = plpy.quote_literal(stores[0].vector_store), arm.node_group
+    group, table = arm.node_group, _first_table(plpy, stores)
+    store = "" if table is None else plpy.quote_literal(table.table)
     if group is None:
         what = f'embedding "{arm.embedding[:100]}"'
         name = plpy.quote_literal(arm.embedding)
@@ -98,6 +106,8 @@ def no_part(plpy: Any, stores: list[Store], arm: Any, search: str, *, is_all: bo
             f"{'' if can_be else 'A node group cannot have that name. '}CALL ml_rag.create_node_group({store}, {name},"
             f" '{{\"transform\": …}}') makes one; it must have {has}, and the caller SELECT on it."
         )
+    if table is None:
+        hint = "Only a table can have one: search the table behind it."
     if is_all:
         message = f"no vector store has {'an' if group is None else 'a'} {what} to search"
         return {"sqlstate": "55000", "message": message, "detail": f"Stores: {_listed(stores)}.", "hint": hint}
