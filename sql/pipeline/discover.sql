@@ -121,12 +121,18 @@ BEGIN
   IF _column IS NOT NULL THEN
     reason := format('It has no column %I.', _column);
     hint := coalesce(ml_rag._segments_hint(relation),
-      CASE WHEN _relation.relkind IN ('r', 'p') AND NOT EXISTS (
+      CASE WHEN NOT EXISTS (
         SELECT FROM pg_attribute AS a
         WHERE a.attrelid = _relation.oid AND a.atttypid IN ('@vector@.vector'::regtype,
           '@vector@.halfvec'::regtype) AND NOT a.attisdropped)
-      THEN format('It has no vectors. SELECT ml_rag.create_vectorizer(%L, ''{"columns": "…"}'') makes them, '
-        'and keeps them in step.', _relation.full_name)
+      THEN CASE WHEN _relation.relkind IN ('r', 'p')
+        THEN format('It has no vectors. SELECT ml_rag.create_vectorizer(%L, ''{"columns": "…"}'') makes '
+          'them, and keeps them in step.', _relation.full_name)
+        ELSE 'It has no vectors. ml_rag.create_vectorizer makes them in a table: let it show those of the '
+          'table behind it.' END
+      WHEN _columns IS NULL
+      THEN format('Its owner can have its columns found: SELECT ml_rag.adopt(%L, ''{"embed_model_id": '
+        '"…"}''). For one call, map them with "vector_store_columns".', _relation.full_name)
       ELSE 'Map the columns it has with "vector_store_columns".' END);
     RETURN;
   END IF;

@@ -90,7 +90,10 @@ BEGIN
         coalesce(array_to_string(_embeddings, ', '), '')
           || CASE WHEN cardinality(_embeddings) = 0 THEN 'none' ELSE '' END)
         ELSE 'None has a usual name, such as content or text.' END,
-      HINT = 'Name it in "vector_store_columns": {"segment": …, "segment_embedding": …}.';
+      HINT = CASE WHEN cardinality(_embeddings) = 0
+        THEN 'ml_rag.create_vectorizer makes embeddings in a table; a view has to show those of the table '
+          'behind it.'
+        ELSE 'Name it in "vector_store_columns": {"segment": …, "segment_embedding": …}.' END;
   END IF;
 END
 $$;

@@ -470,6 +470,14 @@ def test_words_of_an_adopted_table(db: Database, owner: Connection, asker: Conne
     assert [row[5] for row in rows] == [TEXTS[2]]
 
 
+@pytest.mark.parametrize("kind", ["TABLE", "VIEW"])
+def test_the_hint_says_where_embeddings_come_from_where_there_are_none(owner: Connection, kind: str) -> None:
+    owner.execute(f"CREATE {kind} t AS SELECT 'a'::text AS content")
+    with error("22023", "which column holds the embeddings", "none") as caught:
+        adopt(owner, "t", embed_model_id="fake-embed")
+    assert caught.hint.startswith("ml_rag.create_vectorizer makes embeddings in a table")
+
+
 def test_the_hint_for_an_index_of_words_names_a_column_that_is_there(owner: Connection) -> None:
     name = make(owner, "Haystack")
     with error("22023", "segment") as caught:

@@ -29,12 +29,23 @@ WHY = {
         "no column segment_embedding",
         "SELECT ml_rag.create_vectorizer('public.x'",
     ),
-    "no segment": ("ALTER TABLE x RENAME segment TO b", {}, "no column segment.", "vector_store_columns"),
+    "no segment": (
+        "ALTER TABLE x RENAME segment TO b",
+        {},
+        "no column segment.",
+        """SELECT ml_rag.adopt('public.x', '{"embed_model_id": "…"}'). For one call, map them""",
+    ),
+    "no embedding in a view": (
+        "ALTER TABLE x RENAME TO y; CREATE VIEW x AS SELECT segment FROM y",
+        {},
+        "no column segment_embedding",
+        "let it show those of the table behind it",
+    ),
     "no mapped column": (
         "",
         {"vector_store_columns": {"metadata": "Meta"}},
         'no column "Meta"',
-        "vector_store_columns",
+        'Map the columns it has with "vector_store_columns".',
     ),
     "no vector": (
         "ALTER TABLE x ALTER segment_embedding TYPE real[] USING NULL",
