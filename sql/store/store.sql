@@ -393,6 +393,11 @@ BEGIN
         'binary 64000.';
   ELSIF _element.dimensions > 0 THEN
     PERFORM ml_rag._create_index(store, _index.method, _element.element, _index.storage);
+  ELSIF EXISTS (SELECT FROM pg_class AS c WHERE c.oid = store AND c.relkind IN ('r', 'p', 'm')) THEN
+    RAISE NOTICE USING MESSAGE = format('"%s" gets no index', store),
+      DETAIL = format('Column %I does not say how many dimensions its vectors have.', _column),
+      HINT = format('Searches scan the table. ALTER TABLE %s ALTER COLUMN %I TYPE %s(…); then call this '
+        'again.', _relation, _column, _element.type);
   END IF;
   PERFORM ml_rag.merge_keyword_index(store)
   WHERE EXISTS (SELECT FROM ml_rag._keyword_index(index_store.store));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -196,6 +197,20 @@ def test_more_dimensions_than_an_index_of_whole_vectors_has(db: Database, owner:
     assert notices == ["Such an index is limited to 2000 dimensions; the column is vector(2500)."]
     owner.execute("SELECT ml_rag.index_store('wide', NULL, '{\"quantization\": \"halfvec\"}')")
     assert len(indexes(owner, "wide")) == 1
+
+
+def test_a_column_without_dimensions_gets_no_index_but_a_notice(db: Database, owner: Connection) -> None:
+    create_store(owner, "Loose", [("d", 1, 1, "t", [1.0, 0.0, 0.0])], type="vector")
+    notices: list[str] = []
+    owner.add_notice_handler(lambda notice: notices.append(notice.message_hint or ""))
+    owner.execute("""SELECT ml_rag.index_store('"Loose"')""")
+    (hint,) = notices
+    statement = re.search("ALTER TABLE.*\\)", hint)
+    assert statement is not None
+    owner.execute(statement[0].replace("…", "3").encode())
+    owner.execute("""SELECT ml_rag.index_store('"Loose"')""")
+    assert len(indexes(owner, '"Loose"')) == 1
+    assert notices == [hint]
 
 
 # -- at query time -----------------------------------------------------------------------------------------------------
