@@ -173,6 +173,7 @@ DECLARE
     WHERE c.oid = relation)));
   _former regclass := to_regclass(_name);
   _id uuid;
+  _names text;
 BEGIN
   -- the call names the one relation and not the other, which may be a view of somebody else's
   PERFORM ml_rag._hold(ARRAY[_collections::oid]) WHERE _collections IS NOT NULL;
@@ -184,8 +185,11 @@ BEGIN
   EXECUTE format('SELECT c.uuid FROM %s AS c WHERE c.name = $1', ml_rag._relation_name(_collections))
     INTO _id USING collection;
   IF _id IS NULL THEN
+    EXECUTE format('SELECT string_agg(to_json(left(n.name, 100))::text, '', '' ORDER BY n.name) '
+      'FROM (SELECT c.name::text AS name FROM %s AS c ORDER BY 1 LIMIT 10) AS n',
+      ml_rag._relation_name(_collections)) INTO _names;
     PERFORM ml_rag._bad_option('collection', to_jsonb(collection),
-      'the name of a collection of langchain_pg_collection');
+      'the name of a collection of langchain_pg_collection', 'It has: ' || _names || '.');
   END IF;
   -- a view that is replaced keeps its owner, its privileges and its triggers
   PERFORM ml_rag._hold(ARRAY[_former::oid]) WHERE _former IS NOT NULL;

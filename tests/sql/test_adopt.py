@@ -228,8 +228,9 @@ def test_one_collection(db: Database, owner: Connection, asker: Connection) -> N
     if version >= 150000:
         with error("P0002"):
             search(asker, "q", {"vector_store": ["public.avian"]})
-    with error("22023", "collection", "langchain_pg_collection"):
+    with error("22023", "collection", "langchain_pg_collection") as caught:
         adopt(owner, name, embed_model_id="fake-embed", collection="fish")
+    assert caught.hint == 'It has: "birds", "other beasts".'
     with error("22023", "view"):
         adopt(owner, name, embed_model_id="fake-embed", view="x")
     # the call names the table of embeddings only: another owner's table of collections may be a view with code in it
