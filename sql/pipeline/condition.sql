@@ -61,9 +61,10 @@ BEGIN
       RAISE EXCEPTION USING ERRCODE = '22023',
         MESSAGE = format('unknown operator "%s" in option "filters"', left(_operator, 100)),
         DETAIL = format('Under the key "%s"; operators: %s.', left(key, 100), array_to_string(_known, ', ')),
-        HINT = CASE WHEN _nearest IS NULL THEN 'A key inside an object is written as a path: '
-          '{"/address/city": "Rome"}.'
-                    ELSE format('Did you mean "%s"?', _nearest) END;
+        HINT = CASE WHEN _nearest IS NOT NULL THEN format('Did you mean "%s"?', _nearest)
+          WHEN lower(key) = 'metadata' THEN
+            format('A key of the metadata stands by itself: {%s: …}.', to_json(left(_operator, 100)))
+          ELSE 'A key inside an object is written as a path: {"/address/city": "Rome"}.' END;
     ELSIF _allowed IS NOT NULL THEN
       PERFORM ml_rag._bad_option('filters', jsonb_build_object(key, jsonb_build_object(_operator, _value)),
         format('%s for "%s"', _allowed, _operator));

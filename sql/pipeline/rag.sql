@@ -29,9 +29,14 @@ BEGIN
       SELECT DISTINCT m.key, m.type FROM unnest(stores[:20]) AS s
       CROSS JOIN LATERAL ml_rag._metadata_types(s, 100) AS m
     )
-    SELECT (SELECT min(ml_rag._nearest_key(ARRAY(SELECT n.key FROM known AS n), k))
-            FROM unnest(_keys) AS k WHERE k NOT IN (SELECT n.key FROM known AS n)
-              AND NOT starts_with(k, '/')),
+    SELECT (SELECT min(coalesce(
+              -- as others write keys of the metadata, and keys inside objects
+              ml_rag._nearest_key(ARRAY(SELECT n.key FROM known AS n), u.bare),
+              (SELECT '/' || replace(u.bare, '.', '/') FROM known AS n
+               WHERE n.key = split_part(u.bare, '.', 1) AND u.bare !~ '[/~]' LIMIT 1)))
+            FROM (SELECT k, regexp_replace(k, '^/?metadata[./]', '', 'i') AS bare
+                  FROM unnest(_keys) AS k) AS u
+            WHERE u.k NOT IN (SELECT n.key FROM known AS n) AND NOT starts_with(u.bare, '/')),
       -- a text is not equal to a number, nor before or after one
       (SELECT format('The values of "%s" in the metadata are of type %s, and "filters" compares them with a '
         '%s.', left(g.key, 100),

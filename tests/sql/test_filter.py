@@ -512,6 +512,10 @@ def test_arms_under_a_filter_in_either_order(owner: Connection, share: int) -> N
     [
         ({"languag": "en"}, 'Did you mean "language", a key of the metadata?'),
         ({"and": [{"Langauge": "en"}, {"language": "en"}]}, 'Did you mean "language", a key of the metadata?'),
+        ({"metadata.language": "en"}, 'Did you mean "language", a key of the metadata?'),
+        ({"/metadata/language": "en"}, 'Did you mean "language", a key of the metadata?'),
+        ({"metadata.office.city": "Rome"}, 'Did you mean "/office/city", a key of the metadata?'),
+        ({"office.city": "Rome"}, 'Did you mean "/office/city", a key of the metadata?'),
         ({"documentname": "x"}, 'Did you mean column "document_name"?'),
         (
             {"page": "3"},
@@ -529,7 +533,14 @@ def test_a_misspelt_key_that_leaves_nothing_is_told(
     owner: Connection, asker: Connection, filters: dict[str, Any], hint: str
 ) -> None:
     create_store(owner, rows=[("a", 1, 1, "text", (1, 0, 0))])
-    owner.execute("""UPDATE docs SET metadata = '{"language": "de", "page": 3}'""")
+    owner.execute("""UPDATE docs SET metadata = '{"language": "de", "page": 3, "office": {"city": "Bari"}}'""")
     with error("P0002", "No row passed the filters") as caught:
         search(asker, "q", {"query_embedding": [1, 0, 0], "filters": filters})
     assert str(caught.hint).startswith(hint)
+
+
+def test_a_key_of_the_metadata_within_it_is_told(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=[("a", 1, 1, "text", (1, 0, 0))])
+    with error("22023", 'unknown operator "kind"') as caught:
+        search(asker, "q", {"query_embedding": [1, 0, 0], "filters": {"metadata": {"kind": "note"}}})
+    assert caught.hint == 'A key of the metadata stands by itself: {"kind": …}.'
