@@ -66,6 +66,9 @@ BEGIN
     MESSAGE = format('unknown option "%s"', left($2, 100)),
     DETAIL = format('Options of %s: %s.', $1, array_to_string(_names, ', ')),
     HINT = coalesce(
+      -- it belongs to the store, though "grounding" and "rerank" have one, too
+      CASE WHEN $1 = 'ml_rag' AND lower($2) = 'language' THEN 'The language of a store is an option of '
+        'ml_rag.enable_keyword_search, and of what makes the store.' END,
       -- what other systems call it
       (SELECT format('That is %s here.', s.option) FROM (VALUES
          ('ml_rag', 'limit', '"n_citations"'), ('ml_rag', 'top_k', '"n_citations"'),
@@ -189,6 +192,7 @@ BEGIN
           format('Put it in brackets: {"%s": ["…"]}.', _key)
         WHEN _option.type = 'array' AND _kind = 'object' THEN
           format('Put it in brackets: {"%s": [{…}]}.', _key)
+        WHEN _option.type = 'array' THEN format('Put it in brackets: {"%s": […]}.', _key)
         -- a word that is the value of one of its keys
         WHEN _option.type = 'object' AND _kind = 'string' THEN (
           SELECT format('Write {"%s": {"%s": %s}}.', _key, i.name, _value) FROM ml_rag.option AS i

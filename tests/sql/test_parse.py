@@ -353,3 +353,25 @@ def test_an_option_in_the_wrong_place_gets_the_right_one_as_hint(
     with error("22023", f'unknown option "{name}"') as caught:
         parse(module_asker, "ml_rag", {name: 1})
     assert caught.hint == f'It belongs in "{home}".'
+
+
+def test_the_language_is_one_of_the_store(module_asker: Connection) -> None:
+    with error("22023", 'unknown option "language"') as caught:
+        parse(module_asker, "ml_rag", {"language": "de"})
+    assert caught.hint.startswith("The language of a store is an option of ml_rag.enable_keyword_search")
+
+
+@pytest.mark.parametrize(
+    ("routine", "options", "hint"),
+    [
+        ("ml_rag_evaluate", {"k": 1}, 'Put it in brackets: {"k": […]}.'),
+        ("ml_rag", {"arms": {"search": "semantic"}}, 'Put it in brackets: {"arms": [{…}]}.'),
+        ("ml_rag", {"vector_store": "docs"}, 'Put it in brackets: {"vector_store": ["…"]}.'),
+    ],
+)
+def test_what_has_to_be_an_array_gets_brackets_as_hint(
+    module_asker: Connection, routine: str, options: dict[str, Any], hint: str
+) -> None:
+    with error("22023", "invalid value") as caught:
+        parse(module_asker, routine, options)
+    assert caught.hint == hint
