@@ -55,7 +55,7 @@ BEGIN
         'semicolons and + in their names',
         format('It has no column %I that can be used; its columns: %s.', _column, (
           SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) FROM pg_attribute AS a
-          WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped)));
+          WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped AND a.attname !~ _unfit)));
     END IF;
   END LOOP;
   IF jsonb_array_length(wanted) > 50 THEN

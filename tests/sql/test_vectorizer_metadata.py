@@ -184,6 +184,7 @@ def test_columns_that_cannot_be_used_are_refused(products: Connection, wanted: A
     with error("22023", "metadata") as caught:
         create(products, "products", "name", metadata=wanted)
     assert name in f"{caught.message}{caught.detail}{caught.hint}"
+    assert '"a b"' not in str(caught.hint).partition("; its columns: ")[2]
     assert rows(products, "SELECT count(*) FROM ml_rag.vectorizer") == [(0,)]
 
 
