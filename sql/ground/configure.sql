@@ -9,6 +9,8 @@ DECLARE
   _error jsonb;
   _parts text[] := regexp_match(value, '^http://([^/@]+):([0-9]{1,5})/?$');
   _is_good boolean := false;
+  _task text;
+  _listed record;
 BEGIN
   IF NOT EXISTS (SELECT FROM ml_rag.setting AS s WHERE s.name = configure.name) THEN
     RAISE EXCEPTION USING ERRCODE = '22023',
@@ -68,6 +70,22 @@ BEGIN
         DETAIL = coalesce(_error ->> 'detail', _error ->> 'sqlstate'),
         HINT = coalesce(_error ->> 'hint', 'ml-rag doctor checks the connection and the models.');
     END IF;
+  ELSIF right(configure.name, 9) = '_model_id' AND configure.value <> 'hybrid' THEN
+    _task := replace(left(configure.name, -9), 'query', 'generate');
+    SELECT r.found -> 'data' AS models, r.error INTO _listed
+    FROM ml_rag._call_python('get', '["/v1/models"]') AS r;
+    IF _listed.error ->> 'sqlstate' LIKE '57%' THEN
+      PERFORM ml_rag._raise(_listed.error);
+    ELSIF _listed.error IS NULL AND NOT _listed.models @> jsonb_build_array(jsonb_build_object(
+        'task', _task, 'id', split_part(configure.value, '@', 1))) THEN
+      -- no error: the model may be added later
+      RAISE WARNING USING ERRCODE = '01000',
+        MESSAGE = format('%s is set, but the model server has no model "%s" that can %s', configure.name,
+          left(configure.value, 200), _task),
+        DETAIL = 'Calls that name no model will fail.',
+        HINT = 'SELECT * FROM ml_supported_models() lists its models. After adding one to its catalogue, '
+          'restart it.';
+    END IF;
   END IF;
 @CATCH@
 END
@@ -78,6 +96,7 @@ model_server: unix:/path/of/socket or http://host:port, host an IP address (IPv6
 port 1-65535.
 default_options: options of ml_rag as JSON, for calls that do not say them. searched_owners: roles separated
 by commas, quoted as in SQL. Where nothing answers at the address of the model server there is a warning, and
-the address is set all the same. Settings are listed by ml_rag.setting. Errors: 22023 unknown setting,
+the address is set all the same; so is a model that the model server does not have. Settings are listed by
+ml_rag.setting. Errors: 22023 unknown setting,
 malformed address, blank abstain_text, track that is neither on nor off, a role that does not exist, a bad
 option; 42501.$$;

@@ -290,6 +290,38 @@ def test_a_live_address_is_set_without_a_word(owner: Connection, local_sockets: 
     assert configured(owner, before) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "task"),
+    [
+        ("generate_model_id", "fake-generate", None),
+        ("generate_model_id", "gpt-5", "generate"),
+        ("query_model_id", "fake-embed", "generate"),
+        ("embed_model_id", "fake-embed", None),
+        ("embed_model_id", "fake-embed@4", None),
+        ("embed_model_id", "fake-generate", "embed"),
+        ("rerank_model_id", "hybrid", None),
+        ("rerank_model_id", "extractive", "rerank"),
+        ("embed_model_id", None, None),
+    ],
+)
+def test_a_model_that_is_not_there_is_set_with_a_warning(
+    owner: Connection, name: str, value: str | None, task: str | None
+) -> None:
+    told: list[str | None] = []
+    owner.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    owner.execute("SELECT ml_rag.configure(%s, %s)", (name, value))
+    wanted = f'{name} is set, but the model server has no model "{value}" that can {task}'
+    assert told == ([wanted] if task else [])
+
+
+def test_a_model_is_set_where_no_model_server_answers(owner: Connection) -> None:
+    owner.execute("SELECT ml_rag.configure('model_server', 'unix:/no/such.sock')")
+    told: list[str | None] = []
+    owner.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    owner.execute("SELECT ml_rag.configure('embed_model_id', 'fake-embed')")
+    assert told == []
+
+
 def test_a_socket_that_postgresql_may_not_open_is_told(owner: Connection, local_sockets: Path) -> None:
     with hostile(local_sockets, silent) as server:
         Path(server.address.removeprefix("unix:")).chmod(0)

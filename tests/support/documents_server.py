@@ -43,6 +43,9 @@ class DocumentsServer:
             data = json.dumps(embeddings(*self.vectors(asked["input"], asked["model"]))).encode()
             client.sendall(head(len(data)) + data)
             return
+        if start.startswith(b"GET "):  # such as the catalogue, which ml_rag.configure looks into
+            client.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            return
         _, _, fields = start.partition(b"\r\n")
         message = BytesParser(policy=HTTP).parsebytes(fields + b"\r\n\r\n" + body)
         options, *parts = message.iter_parts()
