@@ -30,7 +30,9 @@ BEGIN
   IF _embedded.error IS NOT NULL THEN
     PERFORM ml_rag._raise(_embedded.error || CASE WHEN otherwise IS NULL
       OR _embedded.error ->> 'sqlstate' = '22023' THEN '{}'
-      ELSE jsonb_build_object('hint', concat_ws(' ', _embedded.error ->> 'hint', otherwise)) END);
+      -- a hint that ends with a command stays one that can be copied
+      ELSE jsonb_build_object('hint', concat_ws(CASE WHEN _embedded.error ->> 'hint' ~ '[.!?]$' THEN ' '
+        ELSE E'\n' END, _embedded.error ->> 'hint', otherwise)) END);
   END IF;
   RETURN _embedded.vectors;
 END

@@ -174,6 +174,16 @@ def test_a_hybrid_call_without_a_model_server_says_what_needs_none(
     assert answer(asker, "heron", {**words, "skip_generate": True})["citations"]
 
 
+def test_the_command_of_a_hint_can_be_copied(owner: Connection, asker: Connection) -> None:
+    make(owner, ["heron one"])
+    owner.execute("COMMENT ON COLUMN docs.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=all_minilm_l6_v2'")
+    with error("55000", "all_minilm_l6_v2") as caught:
+        answer(asker, "heron", {"keyword_search": True, "embed_model_id": "all_minilm_l6_v2"})
+    command, _, rest = str(caught.hint).partition("\n")
+    assert command.startswith("Get it with: ml-rag models pull all_minilm_l6_v2")
+    assert rest.startswith("Words are searched without a model")
+
+
 def test_filters_hold_in_both_arms(birds: Connection) -> None:
     chosen = [f"d{i:03}" for i in range(0, 300, 50)]
     found = hits(birds, "heron grebe", keyword_search=True, document_name=chosen, n_citations=100)
