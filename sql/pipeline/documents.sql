@@ -169,7 +169,8 @@ CREATE FUNCTION ml_rag._warn_of_unknown_names(stores ml_rag.store[], options jso
   hits ml_rag.hit[]) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: a name of option document_name that is none of a document; of the first ones also those it may
--- have been meant for
+-- have been meant for. Of exclude_document_name those that a hit has at the end of its name, or in another
+-- case
 -- Looked for only where no hit is of that name: to look takes longer than the search.
 DECLARE
   _asked text[] := ARRAY(
@@ -182,6 +183,19 @@ DECLARE
   _nearest text[];
   _looked integer := 0;
 BEGIN
+  FOR _name, _nearest IN
+    SELECT d, array_agg(DISTINCT h.document_name ORDER BY h.document_name)
+    FROM jsonb_array_elements_text(options -> 'exclude_document_name') AS d
+    JOIN unnest(hits) AS h ON lower(h.document_name) = lower(d)
+      OR right(lower(h.document_name), length(d) + 1) = '/' || lower(d)
+    GROUP BY d ORDER BY d LIMIT 10 LOOP
+    -- there may be a document of that name, too
+    RAISE WARNING USING ERRCODE = '01000', MESSAGE = format('"%s" does not leave out "%s"', left(_name, 200),
+        left(_nearest[1], 200)),
+      DETAIL = 'Names in "exclude_document_name" are those that the stores hold, such as a loaded file''s '
+        'whole path.',
+      HINT = 'Name it as it is cited.';
+  END LOOP;
   IF cardinality(_asked) = 0 THEN
     RETURN;
   END IF;

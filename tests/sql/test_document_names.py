@@ -125,6 +125,21 @@ def test_a_name_that_is_none_is_warned_of_with_the_nearest(files: Connection, na
 
 
 @pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("perksplus.pdf", NAMES[0]), (NAMES[0].upper(), NAMES[0]), (NAMES[0], None), ("wholly different", None)],
+)
+def test_a_name_that_leaves_out_no_document_is_warned_of(files: Connection, name: str, nearest: str | None) -> None:
+    with warnings_of(files) as told:
+        rows = search(files, "text", {"exclude_document_name": [name], "n_citations": 20})
+    assert {row[2] for row in rows} == set(NAMES) - {name}
+    if nearest is None:
+        assert told == []
+    else:
+        ((_, _, message),) = [warning[:3] for warning in told]
+        assert message == f'"{name}" does not leave out "{nearest}"'
+
+
+@pytest.mark.parametrize(
     ("question", "name", "nearest"),
     [
         ("Summarize handbook.pdf", "handbook.pdf", None),

@@ -99,9 +99,11 @@ class Request(NamedTuple):
     rewrites: bool
     #: all options, checked and with their defaults, as JSON text
     options: str
-    #: whether some of them leave rows out; by their documents, which a call warns of that are not there
+    #: whether some of them leave rows out; whether all but those of some documents; whether documents have names, which
+    #: a call warns of that are not there
     is_filtered: bool
     names_documents: bool
+    has_names: bool
     #: retrieval_info.search of the answer; None = by meaning
     search: str | None
     #: ml_rag.request as JSON text, without a vector
@@ -227,6 +229,7 @@ def of_record(plpy: Any, schema: str, text: str, form: str, *, has_vector: bool,
         options=found["text"],
         is_filtered=any(name in options for name in FILTERS),
         names_documents="document_name" in options,
+        has_names=bool(options.keys() & {"document_name", "exclude_document_name"}),
         search=search,
         record=text,
     )

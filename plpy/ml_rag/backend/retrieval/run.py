@@ -149,7 +149,7 @@ class Retrieval:
             or not request.arms
             or request.explains
             or request.rerank is not None
-            or request.names_documents
+            or request.has_names
             or request.rewrites
             or request.is_partial
         ):
@@ -244,7 +244,7 @@ class Retrieval:
             retrieval["statement"] = self.text_of(request, found)
         if not row["n"]:
             retrieval["missing"] = self._not_found(request, found)
-        if request.names_documents:
+        if request.has_names:
             _run(self._plpy, "warn of names", self._finder.records(stores), request.options, hits)
         if row["n"] and request.rerank is not None:
             hits = self._rerank(request, question, hits, retrieval, row["n"])
