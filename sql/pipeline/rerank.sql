@@ -116,7 +116,7 @@ BEGIN
   FROM ml_rag._call_python('rerank', jsonb_build_array(query, texts, model_id)) AS c;
   IF _error IS NOT NULL THEN
     IF _error ->> 'sqlstate' = '55000' THEN
-      _error := _error || jsonb_build_object('hint', concat_ws(' Or ', _error ->> 'hint',
+      _error := _error || jsonb_build_object('hint', concat_ws(E'\nOr ', _error ->> 'hint',
         'rerank without a model of its own: "model_id": "hybrid".'));
     END IF;
     PERFORM ml_rag._raise(_error);

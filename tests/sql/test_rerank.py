@@ -102,7 +102,7 @@ def test_without_its_files_the_model_is_named_and_how_to_get_it(owner: Connectio
         with error("55000", "ms-marco-minilm-l6-v2") as caught:
             call()
         assert "ml-rag models pull ms-marco-minilm-l6-v2" in caught.hint
-        assert caught.hint.endswith('Or rerank without a model of its own: "model_id": "hybrid".')
+        assert caught.hint.endswith('\nOr rerank without a model of its own: "model_id": "hybrid".')
 
 
 @pytest.mark.parametrize(
