@@ -62,7 +62,8 @@ BEGIN
   END IF;
   IF failed > 0 THEN
     RAISE WARNING USING ERRCODE = '01000',
-      MESSAGE = format('%s rows of "%s" could not be embedded', failed, relation),
+      MESSAGE = format('%s of "%s" could not be embedded', CASE failed WHEN 1 THEN 'a row'
+        ELSE failed || ' rows' END, relation),
       HINT = format('Why: SELECT key, sqlstate, message, detail FROM ml_rag.vectorizer_error WHERE relation '
         '= %L::regclass;', relation);
   END IF;

@@ -292,6 +292,14 @@ def test_a_partitioned_table(owner: Connection, models: ModelsServer) -> None:
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
+def test_one_row_is_spoken_of_as_one(items: Connection) -> None:
+    items.execute("INSERT INTO items VALUES (10, NULL)")
+    told: list[str | None] = []
+    items.add_notice_handler(lambda d: told.append(d.message_primary))
+    assert run(items)["failed"] == 1
+    assert told == ['a row of "public.items" could not be embedded']
+
+
 def test_poison_rows_hold_nobody_up(items: Connection, models: ModelsServer) -> None:
     items.execute(
         "INSERT INTO items SELECT i, CASE i WHEN 10 THEN NULL WHEN 11 THEN ' ' WHEN 12 THEN repeat('x', 1000001)"
