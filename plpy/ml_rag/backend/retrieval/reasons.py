@@ -78,7 +78,7 @@ def no_index(plpy: Any, stores: list[Store], *, is_all: bool) -> Any:
         hint = f"Its owner can create one: {_enabling(plpy, table)};"
     if is_all:
         names = ", ".join(store.vector_store for store in stores)
-        hint += ' Or search by meaning alone, as with "keyword_search": false.'
+        hint += '\nOr search by meaning alone, as with "keyword_search": false.'
         message = "no vector store has a keyword index"
         return {"sqlstate": "55000", "message": message, "detail": f"Stores: {names}.", "hint": hint}
     message = f"{len(stores)} vector stores have no keyword index; keyword search ignores them"
