@@ -102,9 +102,10 @@ class Registry:
         model = self._models.get(model_id)
         if model is None:
             near = self.catalogue.nearest(model_id)
+            there = [name for name, one in self._models.items() if not one.why_unavailable()]
             raise UnknownModel(
                 f"there is no model {model_id[:200]!r}",
-                detail=f"the model server knows: {', '.join(self._models)}",
+                detail=f"models that are there: {', '.join(there)}",
                 hint=f"Did you mean {near!r}?" if near else "Add it to the model server's catalogue.",
             )
         return model
