@@ -92,8 +92,9 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- as who moves it
 DECLARE
   _why text := CASE
-    WHEN (SELECT c.relrowsecurity FROM pg_class AS c WHERE c.oid = store)
-      THEN 'It has row-level security; policies belong on the shards.'
+    -- that of a partition, with FORCE, hides rows from whoever moves it: they would be lost
+    WHEN EXISTS (SELECT FROM pg_class AS c WHERE c.oid = ANY (ml_rag._parts(store)) AND c.relrowsecurity)
+      THEN 'It or a partition has row-level security; policies belong on the shards.'
     WHEN EXISTS (SELECT FROM pg_constraint AS k WHERE k.confrelid = store AND k.conrelid <> store)
       THEN 'Another table, such as a node group, refers to its rows.'
     ELSE

@@ -444,6 +444,19 @@ def test_what_is_moved_away_from_a_server_stays_there(sharded: Connection, shard
     assert rows(sharded, "SELECT count(*) FROM four") == expected
 
 
+def test_no_row_is_lost_that_a_policy_of_a_partition_hides_from_its_owner(
+    stores: Connection, shard: list[Shard]
+) -> None:
+    before = rows(stores, "SELECT count(*) FROM four")
+    stores.execute("ALTER TABLE four_p0 ENABLE ROW LEVEL SECURITY; ALTER TABLE four_p0 FORCE ROW LEVEL SECURITY")
+    with error("55000", 'four" cannot have shards', "or a partition has row-level security"):
+        attach(stores, "four", 0, shard[0], "a")
+    assert rows(stores, "SELECT count(*) FROM four") == before
+    stores.execute("ALTER TABLE four_p0 DISABLE ROW LEVEL SECURITY")
+    attach(stores, "four", 0, shard[0], "a")
+    assert rows(stores, "SELECT count(*) FROM four") == before
+
+
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_no_partition_is_moved_as_an_older_snapshot_shows_it(
     sharded: Connection, shard: list[Shard], level: str
