@@ -175,6 +175,12 @@ DECLARE
   _id uuid;
   _names text;
 BEGIN
+  IF octet_length(coalesce(view_name, collection)) > 63 THEN
+    -- cut off it can be that of another collection's view, whose readers would see this one
+    PERFORM ml_rag._bad_option('view', to_jsonb(left(coalesce(view_name, collection), 200)),
+      'a name of at most 63 bytes',
+      CASE WHEN view_name IS NULL THEN 'That of the collection is longer: name the view in "view".' END);
+  END IF;
   -- the call names the one relation and not the other, which may be a view of somebody else's
   PERFORM ml_rag._hold(ARRAY[_collections::oid]) WHERE _collections IS NOT NULL;
   IF NOT EXISTS (SELECT FROM pg_class AS c JOIN pg_class AS r ON r.oid = relation AND r.relowner = c.relowner

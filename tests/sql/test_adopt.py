@@ -233,6 +233,14 @@ def test_one_collection(db: Database, owner: Connection, asker: Connection) -> N
     assert caught.hint == 'It has: "birds", "other beasts".'
     with error("22023", "view"):
         adopt(owner, name, embed_model_id="fake-embed", view="x")
+    # cut off, both would have one view, and those who may read it the one as the other
+    for collection in ("é" * 32, "x" * 63 + "a"):
+        owner.execute("INSERT INTO langchain_pg_collection VALUES (gen_random_uuid(), %s)", (collection,))
+        with error("22023", '"view"', "at most 63 bytes", 'name the view in "view"'):
+            adopt(owner, name, embed_model_id="fake-embed", collection=collection)
+        with error("22023", '"view"', "at most 63 bytes"):
+            adopt(owner, name, embed_model_id="fake-embed", collection="birds", view=collection)
+        adopt(owner, name, embed_model_id="fake-embed", collection=collection, view="short")
     # the call names the table of embeddings only: another owner's table of collections may be a view with code in it
     owner.execute(f"ALTER TABLE langchain_pg_collection OWNER TO {db.role('tenant')}")
     with error("22023", "same owner"):
