@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 
 from ml_rag.errors import MlRagError
 from ml_rag.integrations.langchain import MlRagChatMessageHistory, MlRagRetriever, MlRagVectorStore, filters
-from support.cluster import Database
+from support.cluster import Connection, Database
 from support.stores import as_text, create_store, error, fake_embedding
 
 BOATS = [
@@ -165,6 +166,18 @@ def test_the_nearest_comes_first_with_its_distance(boats: MlRagVectorStore) -> N
     assert other > 0.1
     (_, relevance), *_ = boats.similarity_search_with_relevance_scores("blue boat", 1)
     assert relevance == pytest.approx(1, abs=1e-4)
+
+
+def test_a_hit_without_a_distance(owner: Connection, boats: MlRagVectorStore) -> None:
+    """Found by its words alone, or of a vector of zeros, such as anybody may have who writes to the store."""
+    words = {"semantic_search": False, "keyword_search": True}
+    by_words = boats.similarity_search_with_score("blue boat", 4, options=words)
+    assert [(document.id, distance) for document, distance in by_words][:1] == [("b", math.inf)]
+    owner.execute("UPDATE boats SET segment_embedding = array_fill(0, '{16}')::vector WHERE id = 'c'")
+    found = boats.similarity_search_with_score("green boat", 4, options={"keyword_search": True})
+    assert {document.id: distance for document, distance in found}["c"] == math.inf
+    assert [d.id for d in boats.max_marginal_relevance_search("Rome green house", 4, options=words)] == ["d"]
+    assert boats.max_marginal_relevance_search("green", 4, options=words) == []
 
 
 def test_search_by_a_vector(boats: MlRagVectorStore) -> None:

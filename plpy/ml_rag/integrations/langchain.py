@@ -6,6 +6,7 @@ Async methods run the others in a thread of LangChain's, each on a connection of
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -167,9 +168,9 @@ class MlRagVectorStore(VectorStore):
         options: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> list[tuple[Document, float]]:
-        """The same, each with its distance: the smaller, the nearer."""
+        """The same, each with its distance: the smaller, the nearer; infinite where it has none."""
         refuse_unknown(kwargs, _SEARCH, "similarity_search_with_score")
-        return [(_document(row), float(row["distance"])) for row in self._search(query, k, filter, options)]
+        return [(_document(row), _distance(row)) for row in self._search(query, k, filter, options)]
 
     def similarity_search_by_vector(
         self,
@@ -258,10 +259,16 @@ def _document(row: Mapping[str, Any]) -> Document:
     return Document(id=row["id"], page_content=row["segment"], metadata=metadata)
 
 
+def _distance(row: Mapping[str, Any]) -> float:
+    """What was found by its words alone, or has a vector of zeros, has none."""
+    return math.inf if row["distance"] is None else float(row["distance"])
+
+
 def _marginal(rows: list[dict[str, Any]], vector: list[float], k: int, lambda_mult: float) -> list[Document]:
-    candidates = [json.loads(row["embedding"]) for row in rows]
-    chosen = maximal_marginal_relevance(np.array(vector), candidates, lambda_mult, k)
-    return [_document(rows[place]) for place in chosen]
+    # a vector of zeros is near to nothing, and where there are only such LangChain fails
+    found = [(row, embedding) for row in rows if any(embedding := json.loads(row["embedding"] or "[]"))]
+    chosen = maximal_marginal_relevance(np.array(vector), [embedding for _, embedding in found], lambda_mult, k)
+    return [_document(found[place][0]) for place in chosen]
 
 
 class MlRagRetriever(BaseRetriever):
