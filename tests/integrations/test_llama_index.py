@@ -271,6 +271,18 @@ def test_nodes_of_a_document_are_neighbours(asker_dsn: str) -> None:
     store.close()
 
 
+def test_a_document_that_is_read_from_end_to_end_has_no_score(asker_dsn: str) -> None:
+    options = {"vector_store": ["public.nodes"], "document_name": ["doc-1"]}
+    store = MlRagVectorStore(asker_dsn, "public.nodes", options={"document_name": ["doc-1"]})
+    store.add(nodes())
+    retriever = MlRagRetriever(asker_dsn, options)
+    assert [hit.score for hit in retriever.retrieve("Summarize the document.")] == [0]
+    result = store.query(VectorStoreQuery(query_str="Summarize the document.", similarity_top_k=5))
+    assert result.similarities == [0]
+    retriever.close()
+    store.close()
+
+
 def test_an_index_of_llama_index(asker_dsn: str) -> None:
     store = MlRagVectorStore(asker_dsn, "public.nodes", 8)
     index = VectorStoreIndex.from_vector_store(store, embed_model=MockEmbedding(embed_dim=8))

@@ -243,11 +243,13 @@ def _without_node(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _similarity(row: Mapping[str, Any]) -> float:
-    """The score of the last stage that made one: reranking, fusing, keyword search, or 1 - distance."""
+    """The score of the last stage that made one: reranking, fusing, keyword search, or 1 - distance.
+
+    0 of what was not searched for: a document that is read from end to end."""
     for score in ("rerank_score", "score", "keyword_score"):
         if row[score] is not None:
             return float(row[score])
-    return 1.0 - float(row["distance"])
+    return 0.0 if row["distance"] is None else 1.0 - float(row["distance"])
 
 
 class MlRagRetriever(BaseRetriever):
