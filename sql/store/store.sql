@@ -182,8 +182,8 @@ BEGIN
     -- Citus takes no LIMIT for each name
     THEN 'SELECT DISTINCT ON (s.document_name) s.document_name::text, s.metadata FROM %s AS s WHERE '
       's.document_name = ANY ($1)'
-    ELSE 'SELECT n, t.metadata FROM unnest($1) AS n'
-      ' CROSS JOIN LATERAL (SELECT s.metadata FROM %s AS s WHERE s.document_name = n LIMIT 1) AS t' END,
+    ELSE 'SELECT u.name, t.metadata FROM unnest($1) AS u (name)'
+      ' CROSS JOIN LATERAL (SELECT s.metadata FROM %s AS s WHERE s.document_name = u.name LIMIT 1) AS t' END,
         ml_rag._relation_name(store))
   USING names;
 END

@@ -59,6 +59,16 @@ def test_what_the_owner_added_is_kept_when_a_document_changes(store: Connection,
     assert added(store, "a.txt") == [("D", ["x", 1.5], "HR", 12.5, "(1,2)")]
 
 
+@pytest.mark.parametrize("type", ["integer", "text"])
+def test_a_column_may_be_called_like_a_name_of_ours(store: Connection, folder: Path, type: str) -> None:
+    store.execute(f"ALTER TABLE docs ADD n {type}".encode())
+    assert counts(load(store, f"{folder}/")) == {"unchanged": 2}
+    store.execute(f"UPDATE docs SET n = {'1' if type == 'integer' else 'document_name'}".encode())
+    write(folder, b="beta", c="gamma")
+    assert counts(load(store, f"{folder}/", {"refresh": False})) == {"unchanged": 2, "loaded": 1}
+    assert counts(load(store, f"{folder}/")) == {"unchanged": 2, "changed": 1}
+
+
 def test_metadata_of_very_many_strings_are_kept_in_a_moment(store: Connection, folder: Path) -> None:
     """One call of jsonb_object_agg takes the square of their number, and is not cancelled."""
     store.execute(
