@@ -510,6 +510,31 @@ def test_a_request_names_no_function(four: Connection, asker: Connection, shard:
     assert found["hits"] == []
 
 
+def test_no_name_of_a_request_is_written_into_a_statement(four: Connection, asker: Connection, shard: Shard) -> None:
+    """Whatever stands between a name and the next time it is written could be a text, and the name a statement."""
+    with shard.connect("loader") as other:
+        other.execute("CREATE TABLE hidden AS SELECT 'x' AS word; GRANT SELECT ON hidden TO asker")
+    read = (
+        "d AS (SELECT word FROM public.hidden), hit AS (SELECT |AS s1, |AS s2, |AS s3, |AS s4, 1 AS place)"
+        " SELECT (SELECT json_agg(json_build_object('segment', word))::text FROM d) AS hits, 1 AS n, "
+        '|AS threshold, false AS is_percentage, NULL AS nearest, NULL AS "limit", ARRAY[NULL]::text[] AS checks --'
+    )
+    first, *others = read.replace(" ", "\n").split("|")
+    name = first + "".join(f"$t{i}${part}" for i, part in enumerate(others))
+    near = {"question": None, "distance_metric": "COSINE", "query_embedding": str([1] * 16)}
+
+    def ask(name: str) -> Any:
+        arm = {"search": "semantic", "name": name, "query": None, "query_embedding": None, "candidates": 5}
+        request = json.dumps({"call": "semantic", "version": __version__, "request": near, "arm": arm})
+        asked = "SELECT ml_rag._shard_answer(c.store, %s) FROM four_s0_calls AS c"
+        return asker.execute(asked, (request,)).fetchall()
+
+    expected = ask("semantic")
+    assert expected[0][0]["hits"]
+    for hostile in (name, "'", '"', "$$", "a b"):
+        assert ask(hostile) == expected
+
+
 def test_what_was_noted_of_one_request_lets_no_other_through(four: Connection, shard: Shard) -> None:
     request = json.dumps({"call": "describe", "version": __version__})
     ((b,),) = rows(four, "SELECT c.store FROM four_s0_calls AS c")

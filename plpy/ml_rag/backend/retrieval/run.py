@@ -262,8 +262,9 @@ class Retrieval:
         server has sent (request), and of the store its oid (relation) and ml_rag.store."""
         asked = call["request"]
         arm = asked["arm"] | {"part": None, "share": None, "weight": None, "node_group": None}
-        # whoever may read the table of calls can send a request: none names a function, which would be written out
-        arm |= {"search": asked["call"], "function": None, "form": None}
+        # whoever may read the table of calls can send a request: none names a function, or itself, as both would be
+        # written out
+        arm |= {"search": asked["call"], "function": None, "form": None, "name": asked["call"]}
         own, given = arm["query_embedding"], asked["request"]
         # what is the same in all such requests: as many hits as the arm brings, no more
         same = {"n_citations": arm["candidates"], "fusion": "weighted", "segment_overlap": 0, "call": None}
