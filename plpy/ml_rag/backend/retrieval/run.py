@@ -89,6 +89,9 @@ _run = Statements(
 )
 
 
+#: of an arm what a shard takes: whoever may read the table of calls can send a request, and names are written out
+_OF_ARM = ("query", "query_embedding", "candidates", "min_score", "max_distance", "is_descending", "embedding")
+
 _as_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -261,10 +264,7 @@ class Retrieval:
         """What an arm finds in a store that is a shard, as JSON text: {"hits", "facts"}. ``call``: what the other
         server has sent (request), and of the store its oid (relation) and ml_rag.store."""
         asked = call["request"]
-        arm = asked["arm"] | {"part": None, "share": None, "weight": None, "node_group": None}
-        # whoever may read the table of calls can send a request: none names a function, or itself, as both would be
-        # written out
-        arm |= {"search": asked["call"], "function": None, "form": None, "name": asked["call"]}
+        arm = {"search": asked["call"], "name": asked["call"]} | {name: asked["arm"].get(name) for name in _OF_ARM}
         own, given = arm["query_embedding"], asked["request"]
         # what is the same in all such requests: as many hits as the arm brings, no more
         same = {"n_citations": arm["candidates"], "fusion": "weighted", "segment_overlap": 0, "call": None}
