@@ -48,11 +48,14 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._error_key(key text) RETURNS text
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
 -- purpose: a row's key as its failure has it: of one that is too long for the index, which has a table's name
--- beside it, the beginning, and a hash that nobody finds another key for
-RETURN CASE WHEN octet_length(key) <= 2000 THEN key
-  ELSE left(key, 200) || ' ' || encode(sha256(convert_to(key, 'UTF8')), 'hex') END;
+-- beside it, the beginning, and a hash that nobody finds another key for. One expression, which PostgreSQL
+-- puts in the place of the call
+SELECT CASE WHEN pg_catalog.octet_length(key) OPERATOR(pg_catalog.<=) 2000 THEN key
+  ELSE pg_catalog.concat(pg_catalog.left(key, 200), ' ',
+    pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(key, 'UTF8')), 'hex')) END
+$$;
 
 CREATE FUNCTION ml_rag._note_failures(relation regclass, keys text[], texts text[],
   errors jsonb[]) RETURNS integer
