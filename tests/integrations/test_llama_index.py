@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from llama_index.core import MockEmbedding, VectorStoreIndex
-from llama_index.core.schema import BaseNode, ImageNode, NodeRelationship, RelatedNodeInfo, TextNode
+from llama_index.core.schema import BaseNode, ImageNode, IndexNode, NodeRelationship, RelatedNodeInfo, TextNode
 from llama_index.core.vector_stores.types import (
     FilterCondition,
     FilterOperator,
@@ -24,7 +25,7 @@ from psycopg.types.json import Jsonb
 
 from ml_rag.errors import MlRagError
 from ml_rag.integrations.llama_index import MlRagRetriever, MlRagVectorStore
-from support.cluster import Database
+from support.cluster import Connection, Database
 from support.stores import create_store, error, fake_embedding
 
 TEXTS = {
@@ -403,6 +404,31 @@ def test_a_store_that_was_not_named_gives_texts(db: Database, asker_dsn: str, co
     assert found.node.node_id != "x"
     assert found.node.metadata["year"] == 2020
     assert not any(name.startswith("_node") for name in found.node.metadata)
+
+
+@pytest.mark.parametrize("kind", ["image", "link"])
+def test_a_document_that_was_loaded_is_a_text_whatever_it_says_of_itself(
+    owner: Connection, asker_dsn: str, model_server: str, kind: str
+) -> None:
+    """Its front matter can say that it is an image, which would be fetched, or a link to another text."""
+    planted: BaseNode = IndexNode(id_="x", index_id="any", obj="planted")
+    if kind == "image":
+        planted = ImageNode(id_="x", image_path="/etc/passwd", image_url="http://127.0.0.1/")
+    own = ("id_", "index_id", "obj", "image_path", "image_url")
+    says = json.dumps({name: value for name, value in planted.dict().items() if name in own})
+    front = f"_node_type: {planted.class_name()}\n_node_content: '{says}'\nyear: 2020"
+    owner.execute("SELECT ml_rag.create_store('public.loaded'); GRANT SELECT ON loaded TO ml_rag_user")
+    owner.execute("SELECT ml_rag.load_document('loaded', 'planted.md', %s)", (f"---\n{front}\n---\nred boat".encode(),))
+    retriever = MlRagRetriever(asker_dsn, {"vector_store": ["public.loaded"]})
+    store = MlRagVectorStore(asker_dsn, "public.loaded")
+    found = [hit.node for hit in retriever.retrieve("red boat")]
+    found += [*(store.query(asked("red boat", 1)).nodes or ()), *store.get_nodes()]
+    retriever.close()
+    store.close()
+    assert [(type(node), node.get_content(), node.metadata["year"]) for node in found] == [
+        (TextNode, "red boat", 2020)
+    ] * 3
+    assert not any(node.node_id == "x" or name.startswith("_node") for node in found for name in node.metadata)
 
 
 @pytest.mark.parametrize("content", ["no JSON", "[1]", '{"embedding": "x"}', "null", 7, {"id_": "x"}, "[" * 100_000])

@@ -126,10 +126,15 @@ def keys_of(metadata: Any) -> dict[str, Any]:
     return metadata if isinstance(metadata, dict) else {}
 
 
+def is_loaded(metadata: Mapping[str, Any]) -> bool:
+    """Whether a load has written them: other keys are then what the document says. None says this of itself."""
+    source = metadata.get("source")
+    return isinstance(source, Mapping) and "sha256" in source
+
+
 def with_source(metadata: Mapping[str, Any], document_name: str | None) -> dict[str, Any]:
     """Metadata whose ``source`` is the document's name; a load keeps there what the document was made from."""
-    source = metadata.get("source")
-    if isinstance(source, Mapping) and "sha256" in source and document_name is not None:
+    if is_loaded(metadata) and document_name is not None:
         return {**metadata, "source": document_name}
     return dict(metadata)
 

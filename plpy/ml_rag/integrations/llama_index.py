@@ -26,7 +26,7 @@ from llama_index.core.vector_stores.types import (
 )
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 
-from ml_rag.integrations.database import Database, asked, citation_id, keys_of, with_source
+from ml_rag.integrations.database import Database, asked, citation_id, is_loaded, keys_of, with_source
 from ml_rag.integrations.names import refuse_unknown
 from ml_rag.integrations.store import NO_WORDS, Row, Store, narrowed, number, path
 
@@ -228,8 +228,11 @@ class MlRagVectorStore(BasePydanticVectorStore):
 
 
 def _node(row: Mapping[str, Any]) -> BaseNode:
-    """A row as a node: that of its metadata, if these hold one."""
-    metadata = with_source(keys_of(row["metadata"]), row["document_name"])
+    """A row as a node: that of its metadata, if these hold one. A document that was loaded can say so of itself, and
+    would be an image to fetch, or another text."""
+    metadata = keys_of(row["metadata"])
+    if is_loaded(metadata):
+        metadata = with_source(_without_node(metadata), row["document_name"])
     if "_node_content" in metadata:
         try:
             return metadata_dict_to_node(metadata, text=row["segment"])
