@@ -33,6 +33,35 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._check_unread(store regclass, server name DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: that the transaction has asked nothing of that server, or of those of the store's shards: what
+-- postgres_fdw reads in a transaction there is as of its first statement, and what others have written since
+-- would not move
+-- Foreign tables that were read are locked until the end. To be called first: what looks for shards locks
+-- them, too.
+-- Reads: the catalog
+DECLARE
+  _read regclass := (
+    SELECT f.ftrelid FROM pg_locks AS l JOIN pg_foreign_table AS f ON f.ftrelid = l.relation
+    JOIN pg_foreign_server AS s ON s.oid = f.ftserver
+    WHERE l.locktype = 'relation' AND l.pid = pg_backend_pid()
+      AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+      AND (s.srvname = _check_unread.server OR s.oid IN (
+        SELECT p.ftserver FROM pg_inherits AS i JOIN pg_foreign_table AS p ON p.ftrelid = i.inhrelid
+        WHERE i.inhparent = store))
+    LIMIT 1);
+BEGIN
+  IF _read IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('the partitions of "%s" cannot be moved in this transaction', store),
+      DETAIL = format('It has used "%s" before: rows that others have written there since would be lost.',
+        _read),
+      HINT = 'Call it in a transaction of its own, one for each partition.';
+  END IF;
+END
+$$;
+
 CREATE FUNCTION ml_rag._check_server(store regclass, server name, schema_name name,
   table_name name) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
@@ -310,6 +339,7 @@ DECLARE
   _other jsonb;
   _key text;
 BEGIN
+  PERFORM ml_rag._check_unread(store, server);
   _options := ml_rag.parse_options('attach_shard', $3);
   PERFORM ml_rag._partition(store, (_options -> 'partition')::integer);
   SELECT n.nspname, c.relname INTO _names FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -349,8 +379,8 @@ searches the shard with a user mapping of their own. For the owner of the store.
 ml_rag.option WHERE routine = 'attach_shard'. Returns the foreign table. Errors: 22023 bad option or server;
 25006; 42704 no such partition or server; 42P01; 42501; 55000 the shard differs from the store, has rows of
 its own, or is a shard of the store already, or the store can have none, or at another isolation level than
-READ COMMITTED; 55P03 lock_timeout; those of
-postgres_fdw.$$;
+READ COMMITTED, or in a transaction that has used a shard on one of the servers; 55P03 lock_timeout; those
+of postgres_fdw.$$;
 
 CREATE FUNCTION ml_rag.detach_shard(store regclass, partition integer) RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
@@ -363,6 +393,7 @@ DECLARE
   _shard text;
   _name text;
 BEGIN
+  PERFORM ml_rag._check_unread(store);
   _old := ml_rag._partition(store, partition);
   _relation := ml_rag._relation_name(store);
   _columns := (SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) FROM pg_attribute AS a
@@ -395,4 +426,5 @@ $$brings a partition of a vector store back from another server: ml_rag.detach_s
 Its rows are copied here and stay there, too, until someone deletes them; everybody waits meanwhile. For the
 owner of the store. Returns the new partition.
 Errors: 25006; 42704 no such partition; 42P01; 42501; 55000 it is not on another server, or at another
-isolation level than READ COMMITTED; 55P03 lock_timeout; those of postgres_fdw.$$;
+isolation level than READ COMMITTED, or in a transaction that has used a shard on its server;
+55P03 lock_timeout; those of postgres_fdw.$$;

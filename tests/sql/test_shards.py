@@ -469,6 +469,32 @@ def test_no_partition_is_moved_as_an_older_snapshot_shows_it(
         sharded.execute("SELECT ml_rag.detach_shard('four', 0)")
 
 
+@pytest.mark.parametrize("before", ["SELECT FROM four LIMIT 1", "SELECT FROM four_s0_calls", "TABLE beside"])
+def test_no_partition_is_moved_by_a_transaction_that_has_read_its_server(
+    sharded: Connection, loader: Connection, shard: list[Shard], before: str
+) -> None:
+    """It reads there as of its first statement: what others have written since would not move."""
+    with shard[0].connect("loader") as other:
+        other.execute("CREATE TABLE beside ()")
+    loader.execute(f"CREATE FOREIGN TABLE beside () SERVER {shard[0].server}".encode())
+    told = "cannot be moved in this transaction", "would be lost"
+    for move in (
+        lambda: sharded.execute("SELECT ml_rag.detach_shard('four', 0)"),
+        lambda: attach(sharded, "four", 0, shard[0], "c"),
+        lambda: attach(sharded, "four", 3, shard[0], "c"),
+    ):
+        with sharded.transaction():
+            sharded.execute(before.encode())
+            with error("55000", *told), sharded.transaction():
+                move()
+    # its own reads count as well: another partition, or another store, could have been written to since
+    with sharded.transaction():
+        sharded.execute("SELECT ml_rag.detach_shard('four', 0)")
+        with error("55000", *told), sharded.transaction():
+            sharded.execute("SELECT ml_rag.detach_shard('four', 1)")
+    sharded.execute("DROP FOREIGN TABLE beside")
+
+
 def test_a_table_is_one_shard_only(shard: list[Shard], loader: Connection, owner: Connection) -> None:
     """Of an empty store nothing else tells: its rows would be found twice."""
     loader.execute("SELECT ml_rag.create_store('public.four', '{\"partitions\": 4}')")
