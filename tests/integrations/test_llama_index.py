@@ -383,6 +383,21 @@ def test_a_document_that_was_loaded_has_its_title_its_page_and_its_name(db: Data
     retriever.close()
 
 
+def test_rows_that_were_loaded_beside_nodes_have_the_keys_of_segments_as_ids(
+    owner: Connection, asker_dsn: str, model_server: str
+) -> None:
+    store = MlRagVectorStore(asker_dsn, "public.nodes")
+    store.add(nodes())
+    owner.execute("SELECT ml_rag.load_document('nodes', 'more.md', 'red boat of wood')")
+    ((key,),) = owner.execute("SELECT concat(document_id, ':', segment_number) FROM nodes WHERE id IS NULL").fetchall()
+    assert set(store.query(asked("boat")).ids or ()) == {*TEXTS, key}
+    assert {node.node_id for node in store.get_nodes()} == {*TEXTS, key}
+    assert [node.get_content() for node in store.get_nodes([key, "a"])] == ["red boat of wood", "red boat"]
+    store.delete_nodes([key, "b"])
+    assert {node.node_id for node in store.get_nodes()} == TEXTS.keys() - {"b"}
+    store.close()
+
+
 @pytest.mark.parametrize("content", ["text", "image", "not JSON"])
 def test_a_store_that_was_not_named_gives_texts(db: Database, asker_dsn: str, content: str) -> None:
     """Metadata of anybody's store can say that it is a node: an image, a link, one that fails."""

@@ -11,7 +11,7 @@ import hashlib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -31,6 +31,8 @@ _CONDITION = sql.SQL(
     CROSS JOIN LATERAL ml_rag.filter(d, ml_rag._parse_rag_options(%(options)s), %(parameter)s) AS f"""
 )
 _ARGUMENTS = "(%(arguments)s::pg_catalog.text[])"
+#: stands for the id of a row that has none
+_KEY: LiteralString = "pg_catalog.concat(t.document_id, ':', t.segment_number)"
 #: stands for the question where there is only its vector: it has no words
 NO_WORDS = "?"
 _PREREQUISITE = psycopg.errors.ObjectNotInPrerequisiteState
@@ -160,9 +162,17 @@ class Store:
         return found[0]["embed_model_id"] if found else None
 
     @property
-    def _id(self) -> sql.Composable:
-        """The id of a row; of a store that was loaded otherwise, the key of the segment."""
-        return sql.SQL("t.id" if self._has_id else "pg_catalog.concat(t.document_id, ':', t.segment_number)")
+    def _id(self) -> sql.SQL:
+        """The id of a row; of one that was loaded otherwise, the key of the segment."""
+        return sql.SQL(f"coalesce(t.id::text, {_KEY})" if self._has_id else _KEY)
+
+    @property
+    def _is_listed(self) -> sql.SQL:
+        """Whether the id of a row is among those that are given, if any are; by the index of ids."""
+        listed = f"{_KEY} = ANY (%(ids)s)"
+        if self._has_id:
+            listed = f"(t.id = ANY (%(ids)s) OR (t.id IS NULL AND {listed}))"
+        return sql.SQL(f"(%(ids)s::text[] IS NULL OR {listed})")
 
     def _vector_of(self, text: sql.SQL, input_type: str) -> sql.Composed:
         return sql.SQL("ml_rag.embed({}, %(model)s, {})").format(text, sql.Literal(input_type))
@@ -239,9 +249,9 @@ class Store:
         """Delete the rows of these ids and documents; None: of all."""
         condition, arguments = self._condition(options)
         query = sql.SQL(
-            "DELETE FROM {} AS t WHERE (%(ids)s::text[] IS NULL OR {} = ANY (%(ids)s))"
+            "DELETE FROM {} AS t WHERE {}"
             " AND (%(documents)s::bigint[] IS NULL OR t.document_id = ANY (%(documents)s)){}"
-        ).format(self.table, self._id, condition)
+        ).format(self.table, self._is_listed, condition)
         with self._database.transaction() as connection:
             connection.execute(query, {"ids": _listed(ids), "documents": documents, **arguments})
 
@@ -249,10 +259,9 @@ class Store:
         """Id, document_name, segment and metadata of the rows of these ids, in their order; None: all."""
         condition, arguments = self._condition(options)
         query = sql.SQL(
-            "SELECT {0} AS id, t.document_name, t.segment, t.metadata FROM {1} AS t"
-            " WHERE (%(ids)s::text[] IS NULL OR {0} = ANY (%(ids)s)){2}"
+            "SELECT {0} AS id, t.document_name, t.segment, t.metadata FROM {1} AS t WHERE {2}{3}"
             " ORDER BY pg_catalog.array_position(%(ids)s::text[], {0}), t.document_id, t.segment_number"
-        ).format(self._id, self.table, condition)
+        ).format(self._id, self.table, self._is_listed, condition)
         return self._database.rows(query, {"ids": _listed(ids), **arguments})
 
     def _condition(self, options: Mapping[str, Any]) -> tuple[sql.SQL, dict[str, Any]]:
