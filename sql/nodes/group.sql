@@ -143,7 +143,10 @@ DECLARE
     WITH ORDINALITY AS u (k, place));
   _condition text := format('EXISTS (SELECT s.segment FROM %s AS s WHERE %s)', _store, _same);
 BEGIN
-  IF _document IS NOT NULL THEN
+  IF _document IS NULL THEN
+    -- with a column of documents that the table gets later, a model reads several segments
+    _condition := format('%s AND $%s IS NULL', _condition, cardinality(key) + 1);
+  ELSE
     _condition := format('%s AND ($%s IS NULL OR $%2$s <@ ARRAY('
       'SELECT %s FROM %s AS a WHERE a.%I = (SELECT s.%5$I FROM %4$s AS s WHERE %6$s)))', _condition,
       cardinality(key) + 1,

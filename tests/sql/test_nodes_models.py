@@ -214,6 +214,30 @@ def test_context_of_a_hidden_segment_is_hidden_too(db: Database, store: Connecti
         assert search_keys(asker, "herons", group) == [(1, 1), (1, 2)]
 
 
+def test_context_of_a_hidden_segment_is_hidden_where_documents_are_told_apart_later(
+    db: Database, owner: Connection, script: Script
+) -> None:
+    """Before, a segment was read by itself, and whoever saw it saw its nodes."""
+    script.answer = {"context": "Beside herons that wait for fish."}
+    owner.execute(
+        "CREATE TABLE docs (id integer PRIMARY KEY, segment text, segment_embedding vector(16));"
+        "COMMENT ON COLUMN docs.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed';"
+        "INSERT INTO docs VALUES (1, 'Herons wait for fish.'), (2, 'Loons call at night.');"
+        "GRANT SELECT ON docs TO ml_rag_user"
+    )
+    create(owner, "context", transform="context", model_id=MODEL)
+    create(owner, "parts", transform="sentence", parent="context")
+    owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON docs USING (id <> 1)")
+    asker = db.connect("asker")
+    for group in ("context", "parts"):
+        assert asker.execute(f"SELECT DISTINCT id FROM docs_{group}").fetchall() == [(2,)]
+    owner.execute("ALTER TABLE docs ADD document_id integer DEFAULT 1")
+    refresh(owner)
+    for group in ("context", "parts"):
+        assert len(owner.execute(f"SELECT DISTINCT id FROM docs_{group} WHERE members <> '{{}}'").fetchall()) == 2
+        assert asker.execute(f"SELECT DISTINCT id FROM docs_{group}").fetchall() == []
+
+
 def search_keys(connection: Connection, query: str, group: str) -> list[tuple[int, int]]:
     try:
         rows = search(connection, query, {"arms": [{"search": "keyword", "in": group}]})
