@@ -211,6 +211,40 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._told_of(readable boolean, searched oid[])
+RETURNS TABLE (oid oid, nspname name, relname name)
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+-- purpose: the relations that a call that does not search them may tell of, in schemas that the caller may
+-- use; readable: only those of which the caller may read a column
+-- Anybody can make tables of 1600 vectors, each with a comment, and to look for a marker in all of them takes
+-- a while. So those with the fewest come first, and of them as many as have 1000 together.
+-- Reads: the catalog
+BEGIN
+  RETURN QUERY
+    SELECT r.oid, r.nspname, r.relname
+    FROM (
+      SELECT c.oid, n.nspname, c.relname,
+        sum(d.n) OVER (ORDER BY d.n, n.nspname COLLATE "C", c.relname COLLATE "C") AS comments
+      -- as discovery does: every column of these types is one index entry away
+      FROM (
+        SELECT DISTINCT v.objid FROM pg_depend AS v
+        WHERE v.refclassid = 'pg_type'::regclass AND v.refobjid IN ('@vector@.vector'::regtype,
+          '@vector@.halfvec'::regtype)
+          AND v.refobjsubid = 0 AND v.classid = 'pg_class'::regclass AND v.objsubid > 0 OFFSET 0) AS v
+      JOIN pg_class AS c ON c.oid = v.objid
+      JOIN pg_namespace AS n ON n.oid = c.relnamespace
+      CROSS JOIN LATERAL (
+        SELECT count(*) AS n,
+          bool_or(NOT readable OR has_column_privilege(c.oid, m.objsubid::smallint, 'SELECT')) AS is_told
+        FROM pg_description AS m
+        WHERE m.objoid = c.oid AND m.classoid = 'pg_class'::regclass AND m.objsubid > 0) AS d
+      WHERE c.relkind IN ('r', 'p', 'f', 'v', 'm') AND NOT pg_is_other_temp_schema(n.oid)
+        AND has_schema_privilege(n.oid, 'USAGE') AND d.is_told AND c.oid <> ALL (searched)
+    ) AS r
+    WHERE r.comments <= 1000;
+END
+$$;
+
 CREATE FUNCTION ml_rag._left_out(options jsonb, OUT stores text, OUT hint text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: stores that a call does not search, at most ten beside those it names, with the reason of each,
@@ -232,20 +266,16 @@ BEGIN
     UNION ALL
     SELECT r.name, w.reason, w.hint, false
     FROM (
-      SELECT DISTINCT c.oid, format('%I.%I', n.nspname, c.relname) AS name
-      FROM pg_depend AS d JOIN pg_class AS c ON c.oid = d.objid
-      JOIN pg_namespace AS n ON n.oid = c.relnamespace
-      JOIN pg_description AS m ON m.objoid = d.objid AND m.classoid = 'pg_class'::regclass
-        AND m.objsubid = d.objsubid
-      WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN ('@vector@.vector'::regtype,
-        '@vector@.halfvec'::regtype)
-        AND d.classid = 'pg_class'::regclass AND d.objsubid > 0 AND c.relkind IN ('r', 'p', 'f', 'v', 'm')
-        AND NOT pg_is_other_temp_schema(n.oid) AND has_schema_privilege(n.oid, 'USAGE')
-        AND ml_rag._marked_model(m.description) IS NOT NULL
-        -- what could be named in place of what was named
-        AND (_names IS NULL OR has_any_column_privilege(c.oid, 'SELECT'))
-        AND (_names IS NOT NULL OR c.oid NOT IN (SELECT s.relation
-          FROM unnest(ml_rag._discover(options)) AS s))
+      SELECT t.oid, format('%I.%I', t.nspname, t.relname) AS name
+      -- what could be named in place of what was named
+      FROM ml_rag._told_of(_names IS NOT NULL, CASE WHEN _names IS NULL
+        THEN ARRAY(SELECT s.relation FROM unnest(ml_rag._discover(options)) AS s) ELSE '{}' END) AS t
+      CROSS JOIN LATERAL (
+        SELECT count(*) > 0 AS is_store FROM pg_attribute AS a
+        WHERE a.attrelid = t.oid AND NOT a.attisdropped
+          AND a.atttypid IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype)
+          AND ml_rag._marked_model(col_description(t.oid, a.attnum)) IS NOT NULL) AS m
+      WHERE m.is_store
       ORDER BY 2 LIMIT 10) AS r
     CROSS JOIN LATERAL ml_rag._why_not(r.oid,
       jsonb_build_object('embed_model_id', ml_rag._get_setting('embed_model_id')) || options) AS w

@@ -92,25 +92,16 @@ BEGIN
         'reason', w.reason) ORDER BY f.vector_store COLLATE "C"), '[]')
     INTO _skipped
     FROM (
-      SELECT c.oid, CASE WHEN strpos(n.nspname, '.') = 0 THEN concat(n.nspname, '.', c.relname)
-                         ELSE format('%I.%I', n.nspname, c.relname) END AS vector_store
-      -- as discovery does: every column of these types is one index entry away
-      FROM pg_depend AS v
-      JOIN pg_attribute AS a ON a.attrelid = v.objid AND a.attnum = v.objsubid AND NOT a.attisdropped
-      JOIN pg_class AS c ON c.oid = a.attrelid
-      JOIN pg_namespace AS n ON n.oid = c.relnamespace
-      JOIN pg_description AS d ON d.objoid = c.oid AND d.classoid = 'pg_class'::regclass
-        AND d.objsubid = a.attnum
-      WHERE v.refclassid = 'pg_type'::regclass AND v.refobjid IN ('@vector@.vector'::regtype,
-        '@vector@.halfvec'::regtype)
-        AND v.refobjsubid = 0 AND v.classid = 'pg_class'::regclass AND v.objsubid > 0
-        AND a.attname = coalesce(options #>> '{vector_store_columns,segment_embedding}',
-          ml_rag._default_column(c.oid))
-        AND c.relkind IN ('r', 'p', 'f', 'v', 'm') AND NOT pg_is_other_temp_schema(n.oid)
-        AND has_schema_privilege(n.oid, 'USAGE') AND has_column_privilege(c.oid, a.attnum, 'SELECT')
-        AND ml_rag._marked_model(d.description) IS NOT NULL
-        AND NOT EXISTS (SELECT FROM unnest(stores) AS s WHERE s.relation = c.oid)
-      ORDER BY n.nspname COLLATE "C", c.relname COLLATE "C" LIMIT _most
+      SELECT r.oid, CASE WHEN strpos(r.nspname, '.') = 0 THEN concat(r.nspname, '.', r.relname)
+                         ELSE format('%I.%I', r.nspname, r.relname) END AS vector_store
+      FROM ml_rag._told_of(true, ARRAY(SELECT s.relation FROM unnest(stores) AS s)) AS r
+      CROSS JOIN LATERAL (
+        SELECT coalesce(options #>> '{vector_store_columns,segment_embedding}', ml_rag._default_column(r.oid))
+          AS name OFFSET 0) AS e
+      JOIN pg_attribute AS a ON a.attrelid = r.oid AND a.attname = e.name AND NOT a.attisdropped
+      WHERE has_column_privilege(r.oid, a.attnum, 'SELECT')
+        AND ml_rag._marked_model(col_description(r.oid, a.attnum)) IS NOT NULL
+      ORDER BY r.nspname COLLATE "C", r.relname COLLATE "C" LIMIT _most
     ) AS f
     CROSS JOIN LATERAL ml_rag._why_not(f.oid, _options) AS w;
   END IF;

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 
 from support.cluster import Connection, Database
 from support.schema import SqlModel, ask, metadata, model, shop
-from support.stores import create_store, error
+from support.stores import answer, create_store, error, fake_embedding
 
 __all__ = ["model", "shop"]
 
@@ -149,3 +150,30 @@ def test_vectors_of_others_take_no_look_each(owner: Connection, db: Database, as
     )
     read()  # whose table it is, is remembered from here on
     assert read() <= usual + 10
+
+
+@pytest.mark.parametrize(("columns", "told"), [(500, ["public.docs", "evil.wide"]), (1100, ["public.docs"])])
+def test_what_is_told_of_stores_that_are_not_searched_is_bounded(
+    owner: Connection, db: Database, asker: Connection, columns: int, told: list[str]
+) -> None:
+    """For each column option explain read all comments of its table, for half a minute and more."""
+    create_store(owner, "docs", [("d", 1, 1, "text", fake_embedding("text"))], "vector(16)")
+    owner.execute(f"CREATE SCHEMA evil AUTHORIZATION {db.role('stranger')}; GRANT USAGE ON SCHEMA evil TO ml_rag_user")
+    db.connect("stranger").execute(
+        "DO $$BEGIN EXECUTE (SELECT format('CREATE TABLE evil.wide (segment text, %s)',"
+        f" string_agg(format('c%s public.vector(3)', i), ',')) FROM generate_series(1, {columns}) AS i);"
+        f" FOR i IN 1..{columns} LOOP EXECUTE format('COMMENT ON COLUMN evil.wide.c%s IS %L', i,"
+        " CASE i WHEN 1 THEN 'GENAI_OPTIONS=EMBED_MODEL_ID=other,SEGMENT=segment'"
+        " ELSE repeat('GENAI_OPTIONS=', 100) END); END LOOP; END$$; GRANT SELECT ON evil.wide TO PUBLIC"
+    )
+    count = (
+        "SELECT sum(pg_stat_get_xact_tuples_returned(c.oid) + pg_stat_get_xact_tuples_fetched(c.oid))::bigint"
+        " FROM pg_class AS c WHERE c.relname IN ('pg_description', 'pg_description_o_c_o_index')"
+    )
+    with asker.transaction():
+        explained = answer(asker, "text", {"skip_generate": True, "explain": True})["explain"]
+        assert [store["vector_store"] for store in explained["stores"]] == told
+        assert (asker.execute(count).fetchone() or (0,))[0] < 50 * columns
+    with pytest.raises(psycopg.errors.NoDataFound) as raised:
+        answer(asker, "text", {"filters": {"document_name": "none"}})
+    assert ("evil.wide" in str(raised.value.diag.message_detail)) == ("evil.wide" in told)
