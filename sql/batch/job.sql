@@ -251,8 +251,8 @@ BEGIN
     'relation', ml_rag._full_name(_output),
     'names', jsonb_build_object(_in.relation, _input::oid::text, _out.relation, _output::oid::text),
     'count', concat('SELECT count(*) ', _missing),
-    -- a batch of them, after a key; a row that is too long without its texts, and none after so many bytes:
-    -- whoever writes into the table must not fill the memory of whoever calls
+    -- a batch of rows, after a key. A row that is too long comes without its texts, and the batch ends after
+    -- "most" bytes: roles that write into the table cannot fill the memory of the session that calls
     'read', format('SELECT json_agg(json_build_object(''key'', r.key, ''bytes'', r.bytes,'
       ' ''input'', CASE WHEN r.bytes <= 10000000 THEN r.input END,'
       ' ''extra'', CASE WHEN r.bytes <= 10000000 THEN r.extra END) ORDER BY r.place)'

@@ -68,9 +68,9 @@ Errors: 08006 where the model server cannot be reached.$$;
 
 CREATE FUNCTION ml_rag._cannot_write(model_id text, purpose text) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the error, for ml_rag._raise, that a model writes no texts of its own (extractive), or is one of
--- the smallest by its entry in the catalogue (brief), with a model that is neither; null = it can write, or
--- the catalogue cannot be read, which the next request says
+-- purpose: the error, for ml_rag._raise, that a model writes no texts of its own (extractive) or is too small
+-- (brief in the catalogue); its hint names a model that can. null = this one can, or the catalogue cannot be
+-- read, which the next request reports
 DECLARE
   _outcome record;
   _models jsonb;

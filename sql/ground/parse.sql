@@ -68,7 +68,7 @@ BEGIN
     HINT = coalesce(
       -- it belongs to the store, though "grounding" and "rerank" have one, too
       CASE WHEN $1 = 'ml_rag' AND lower($2) = 'language' THEN 'The language of a store is an option of '
-        'ml_rag.enable_keyword_search, and of what makes the store.' END,
+        'ml_rag.enable_keyword_search, and of the routine that makes the store.' END,
       -- what other systems call it
       (SELECT format('That is %s here.', s.option) FROM (VALUES
          ('ml_rag', 'limit', '"n_citations"'), ('ml_rag', 'top_k', '"n_citations"'),

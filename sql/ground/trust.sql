@@ -16,7 +16,7 @@ BEGIN
       SELECT role AS oid
       UNION SELECT m.roleid FROM held AS h JOIN pg_auth_members AS m ON m.member = h.oid
       WHERE NOT granted_by_superuser OR (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = m.grantor)
-        -- from PostgreSQL 16 on whoever makes a role may grant it, and does nothing else with it
+        -- from PostgreSQL 16 on the role that creates another may grant it, without INHERIT and SET
         AND coalesce((to_jsonb(m) ->> 'inherit_option')::boolean OR (to_jsonb(m) ->> 'set_option')::boolean,
           true)
     )
@@ -387,9 +387,9 @@ $$;
 
 CREATE FUNCTION ml_rag._keep_schemas() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the schemas of ml_rag and pgvector keep their names, by which functions find types, operators and
--- functions there: who owns such a schema, as the owner of the database does with public, could rename it and
--- put another one in its place
+-- purpose: the schemas of ml_rag and pgvector keep their names, by which functions of ml_rag find types,
+-- operators and functions. The owner of such a schema, in public the owner of the database, could rename it
+-- and put another one in its place
 -- Reads: the catalog  Errors: 55000
 DECLARE
   _extension name := (

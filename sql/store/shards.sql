@@ -243,8 +243,8 @@ $$;
 
 CREATE FUNCTION ml_rag._leave_shard(shard regclass, calls regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: drops the foreign table of a former shard, and its table of calls. The rows stay on the server:
--- it commits before this one, so a crash between both would lose them
+-- purpose: drops the foreign table of a former shard, and its table of calls. The rows stay on the server,
+-- which commits before this one: a crash between both would lose what was deleted there
 -- Writes: the definitions of the tables, as the caller
 DECLARE
   _there text := (SELECT format('table %s of server %I', (

@@ -45,7 +45,7 @@ _ROWS, _POSTINGS = 200, 50
 _SCORED = 10_000
 
 _STATEMENTS = {
-    # as long as its key is one: by a key of several rows a search would tell of each what the others have
+    # only while its key is unique: of rows with the same key, a search would find each by the words of the others
     "index": (
         "SELECT i.segment, i.key, i.configuration, i.k1, i.b, i.statistics, i.beside"
         " FROM ml_rag_internal.keyword_store AS i WHERE i.store = $1 AND ml_rag._is_key(i.store, i.key)",
@@ -61,7 +61,7 @@ _STATEMENTS = {
         " JOIN ml_rag_internal.keyword_row AS r ON r.store = $1 AND r.key = k.key",
         *("oid", "text"),
     ),
-    # tokens: of rows that may have one of the terms; $2 null = of any; of a long text only the terms ($3) among them
+    # tokens: null of rows that have none of the terms in $2; $2 null = of all rows. Of a long text only the terms in $3
     "visible rows": (
         "SELECT r.id, r.length, CASE WHEN $2 IS NULL OR r.tokens ?| $2 THEN CASE WHEN pg_column_size(r.tokens) < 100000"
         " THEN r.tokens ELSE (SELECT jsonb_object_agg(e.key, e.value) FROM jsonb_each(r.tokens) AS e"

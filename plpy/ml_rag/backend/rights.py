@@ -75,8 +75,8 @@ def run_handed() -> None:
 def commit(plpy: Any) -> bool:
     """Commit; whether that was allowed: it is not inside a transaction block or a function.
 
-    Raises PrivilegeError where the role of the call was one of its transaction alone: what comes next would run, with
-    the triggers of that role's tables, as whoever had taken it.
+    Raises PrivilegeError if the role of the call was set for the transaction only (SET LOCAL ROLE): the rest of it
+    would run as the role before, and so would the triggers of the tables.
     """
     if "role" not in _plans:
         _plans["role"] = plpy.prepare(

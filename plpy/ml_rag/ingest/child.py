@@ -100,8 +100,7 @@ class Child:
         """Called after each of the looks of one wait, which are counted from 0; may raise ``Useless``."""
 
     def end(self, seconds: float = 0.0) -> int:
-        """End it, and kill it after so many seconds, with all that it has started. Its exit status, or minus the
-        signal."""
+        """End it, and kill it and all that it has started after ``seconds``. Its exit status, or minus the signal."""
         self._connection.close()
         if self.process.returncode is None:
             until = time.monotonic() + seconds

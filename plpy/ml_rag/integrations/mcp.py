@@ -60,7 +60,7 @@ _FOLLOWED = (
 )
 
 Question = Annotated[str, Field(description="a question or key words, in plain language")]
-#: one wrong value is told: to tell all that a request of 4 MB can have takes 13 s, and 2.6 GB
+#: only the first wrong value is reported: to report all of a request of 4 MB takes 13 s and 2.6 GB
 Stores = Annotated[
     Annotated[list[str], Field(fail_fast=True)] | None,
     Field(description="search only these, as list_stores names them; default: all that the role may read"),

@@ -149,7 +149,7 @@ class Worker:
 
 
 def _without_panics(call: Callable[[], T]) -> T:
-    """A library in Rust that gives up, over the files of a model or a text, raises what is no ``Exception``."""
+    """What ``call`` returns. A panic of a library in Rust is no ``Exception``: it comes out as RuntimeError."""
     try:
         return call()
     except Exception:

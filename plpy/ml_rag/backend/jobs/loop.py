@@ -34,6 +34,8 @@ class Statement:
 
 
 COMMIT = Statement("")
+#: bytes of the texts of a batch, but for those of its last row
+MOST_BYTES = 4_000_000
 Steps = Generator[Statement, Any, R]
 
 

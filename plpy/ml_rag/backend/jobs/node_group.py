@@ -10,7 +10,18 @@ import time
 from typing import Any
 
 from ml_rag.backend.jobs import vectors
-from ml_rag.backend.jobs.loop import COMMIT, Batch, Derived, Session, Statement, Steps, call, function, run
+from ml_rag.backend.jobs.loop import (
+    COMMIT,
+    MOST_BYTES,
+    Batch,
+    Derived,
+    Session,
+    Statement,
+    Steps,
+    call,
+    function,
+    run,
+)
 from ml_rag.backend.retrieval.sqltext import identifier
 
 _BEGIN = {
@@ -19,8 +30,6 @@ _BEGIN = {
 }
 #: texts of a batch: fewer where a model is asked about each
 _SIZE, _SIZE_ASKED = 100, 8
-#: bytes of them, but for the last one's
-_MOST_BYTES = 4_000_000
 #: keys without a text whose nodes are taken away at once
 _SIZE_GONE = 10_000
 
@@ -129,7 +138,7 @@ class NodeGroups(Derived):
             f" s.texts, s.around {group['pending']}{after}"
             f" ORDER BY {columns} LIMIT ($1 ->> 'size')::integer) AS q CROSS JOIN LATERAL"
             " (SELECT coalesce(sum(octet_length(t.text)), 0) AS bytes FROM unnest(q.texts) AS t (text)) AS b) AS p"
-            f" WHERE p.former IS NULL OR p.former <= {_MOST_BYTES}",
+            f" WHERE p.former IS NULL OR p.former <= {MOST_BYTES}",
             after=self._after, size=self._given.get("batch_size") or (_SIZE_ASKED if group["asks_model"] else _SIZE),
         )  # fmt: skip
         if parents:

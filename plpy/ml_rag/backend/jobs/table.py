@@ -7,12 +7,10 @@ import re
 from typing import Any
 
 from ml_rag.backend import calls, embed
-from ml_rag.backend.jobs.loop import Batch, Derived, Session, Statement, Steps, call, function, run
+from ml_rag.backend.jobs.loop import MOST_BYTES, Batch, Derived, Session, Statement, Steps, call, function, run
 from ml_rag.errors import MlRagError
 
 _PHASES = {"ml_rag_table": "answering", "ml_generate_table": "generating", "ml_embed_table": "embedding"}
-#: bytes of the texts of a batch, but for the last row's
-_MOST_BYTES = 4_000_000
 #: SQLSTATEs of what each row would get: a statement is cancelled once, so that rows tried after that would go on and on
 _OF_ALL = ("57014", "08006")
 
@@ -68,8 +66,8 @@ class Table(Derived):
         if self._is_last:
             return None
         size = self._job["batch_size"]
-        rows = (yield from run(self._job["read"], last=self._last, size=size, most=_MOST_BYTES)) or []
-        self._is_last = len(rows) < size and sum(row["bytes"] for row in rows) <= _MOST_BYTES
+        rows = (yield from run(self._job["read"], last=self._last, size=size, most=MOST_BYTES)) or []
+        self._is_last = len(rows) < size and sum(row["bytes"] for row in rows) <= MOST_BYTES
         self.tell(self._phase)
         return {"rows": rows} if rows else None
 

@@ -89,7 +89,8 @@ _run = Statements(
 )
 
 
-#: of an arm what a shard takes: whoever may read the table of calls can send a request, and names are written out
+#: the fields of an arm that a shard takes. Every role that may read the table of calls can send a request, and others
+#: would become part of the statement
 _OF_ARM = ("query", "query_embedding", "candidates", "min_score", "max_distance", "is_descending", "embedding")
 
 _as_json = json.JSONEncoder(ensure_ascii=False).encode
