@@ -179,16 +179,17 @@ CREATE FUNCTION ml_rag._estimated_rows(
   store ml_rag.store, condition text, arguments text[], OUT n double precision, OUT is_scanned boolean
 )
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: how many rows of an ordinary table pass a filter, rather too few than too many, and whether all
--- are read to find them; null where the table is so small that it takes less to look at all rows, or was
--- never analyzed
+-- purpose: how many rows of a table pass a filter, rather too few than too many, and whether all are read to
+-- find them; null where a table is so small that it takes less to look at all rows, or was never analyzed
 -- The planner knows nothing of the keys of a JSON column, and takes one row in 200, or in 3, for conditions
 -- on them. So 64 pages are looked at, but not more than 2000 rows. Rows that were written together are often
 -- alike: less twice the standard deviation, which is one of pages, of few that pass nothing is concluded.
--- Half of the planner's estimate counts as far as the pages bear it out. Its estimate can come of rows that
--- the caller may not see. It decides in which order rows are read, and is told to nobody.
+-- Half of the planner's estimate counts as far as the pages bear it out; of a partitioned table, where a
+-- filter may leave out most partitions, no pages are looked at. Its estimate can come of rows that the caller
+-- may not see. It decides in which order rows are read, and is told to nobody.
 -- Reads: pg_class; the store, as the caller
 DECLARE
+  _is_partitioned boolean := (SELECT c.relkind = 'p' FROM pg_class AS c WHERE c.oid = store.relation);
   -- the size that it has by now, not what it had when it was analyzed
   _percent double precision := (
     SELECT least(6400 / greatest(1,
@@ -201,16 +202,18 @@ DECLARE
   _least double precision;
   _plan json;
 BEGIN
-  IF _percent IS NULL OR _percent > 25 THEN
-    RETURN;
-  END IF;
-  EXECUTE concat('SELECT sum(p.n), sum(p.n) - 2 * sqrt(sum(p.n * p.n)) FROM (SELECT count(*) AS n FROM ',
-    _from, ' TABLESAMPLE SYSTEM (',
-      _percent, ') REPEATABLE (0)', _condition, ' GROUP BY (t.ctid::text::point)[0]) AS p')
-    INTO _seen, _least USING NULL::text, 0, arguments;
-  IF _seen IS NULL THEN
-    n := 0;
-    RETURN;
+  IF NOT _is_partitioned THEN
+    IF coalesce(_percent, 100) > 25 THEN
+      RETURN;
+    END IF;
+    EXECUTE concat('SELECT sum(p.n), sum(p.n) - 2 * sqrt(sum(p.n * p.n)) FROM (SELECT count(*) AS n FROM ',
+      _from, ' TABLESAMPLE SYSTEM (',
+        _percent, ') REPEATABLE (0)', _condition, ' GROUP BY (t.ctid::text::point)[0]) AS p')
+      INTO _seen, _least USING NULL::text, 0, arguments;
+    IF _seen IS NULL THEN
+      n := 0;
+      RETURN;
+    END IF;
   END IF;
   EXECUTE concat('EXPLAIN (FORMAT JSON) SELECT FROM ', _from, _condition) INTO _plan USING NULL::text,
     0, arguments;

@@ -239,6 +239,44 @@ def test_partitions_that_a_filter_leaves_out_are_not_opened(owner: Connection, s
         assert opened == [(f"tenant_{tenant}",)]
 
 
+def test_words_that_all_tenants_have_are_looked_up_for_one_alone(owner: Connection) -> None:
+    """Rows that pass a filter are asked for by their keys: all that have the words would be read to find these."""
+    columns = (
+        "document_name text, document_id bigint, segment_number integer, tenant integer, metadata jsonb,"
+        " segment text, segment_embedding vector(3), PRIMARY KEY (tenant, document_id, segment_number)"
+    )
+    owner.execute(f"CREATE TABLE one ({columns}); CREATE TABLE four ({columns}) PARTITION BY LIST (tenant)")
+    for i in range(4):
+        owner.execute(f"CREATE TABLE four_{i} PARTITION OF four FOR VALUES IN ({i})")
+    owner.execute(
+        "INSERT INTO one SELECT 'd' || i, i, 0, CASE WHEN i <= 30 THEN 0 ELSE 1 + i % 3 END,"
+        " jsonb_build_object('kind', 'a', 'n', i), concat('birch ', CASE WHEN i % 40 = 0 THEN 'oak' END),"
+        " format('[%s,1,0]', i % 11)::vector FROM generate_series(1, 10100) AS i; INSERT INTO four TABLE one"
+    )
+    for name in ("one", "four"):
+        mark(owner, name)
+        owner.execute(f"SELECT ml_rag.enable_keyword_search('{name}')")
+
+    def looked_up() -> int:
+        found = rows(owner, "SELECT idx_tup_fetch FROM pg_stat_xact_all_tables WHERE relname = 'keyword_row'")
+        return int(found[0][0] or 0)
+
+    for state in ("", "ANALYZE one, four"):
+        owner.execute(state)
+        for call in ("words", "hybrid"):
+            for kept in ({"tenant": 0}, {"tenant": [0, 2]}, {"kind": "a"}, {"n": {"lt": 8}}):
+                options = {**CALLS[call], "filters": kept, "query_embedding": [1, 0, 0], "n_citations": 6}
+                one, four = both(owner, "birch oak", options)
+                assert four == one, (state, call, kept)
+            options = {**options, "vector_store": ["public.four"], "skip_generate": True}
+            with error("P0002", "no segment found"):
+                answer(owner, "birch", {**options, "filters": {"kind": "b", "tenant": 1}})
+            with owner.transaction():
+                before = looked_up()
+                assert len(answer(owner, "birch oak", {**options, "filters": {"tenant": 0}})["citations"]) == 6
+                assert looked_up() - before <= 60, (state, call)
+
+
 def test_the_layouts_of_tenants_in_the_documentation(loader: Connection, asker: Connection) -> None:
     part = (ROOT / "docs" / "scale.md").read_text().split("## Tenants")[1].split("\n## ")[0]
     (statements,) = re.findall(r"```sql\n(.*?)```", part, re.DOTALL)

@@ -30,6 +30,8 @@ Portion = tuple[str, int]
 #: of an index: rows, tokens of all of them, and in how many rows each of the terms stands
 Corpus = tuple[int, int, list[int]]
 
+#: rows that pass a filter, the keys of which are looked up: more take longer than scores of all
+_PASSING = 10_000
 #: rows that are as good as the last one wanted and come with it: that many at most, or a store of equal segments would
 #: cost everybody seconds
 TIES = 1000
@@ -52,8 +54,8 @@ _STATEMENTS = {
         "oid",
     ),
     "visible keys": (
-        "SELECT k.keys, k.n FROM ml_rag._visible_keys($1::oid, $2::name[], $3) AS k",
-        *("oid", "text[]", "text[]"),
+        "SELECT k.keys, k.n FROM ml_rag._visible_keys($1::oid, $2::name[], $3, $4, $5, $6) AS k",
+        *("oid", "text[]", "text[]", "text", "text[]", "int4"),
     ),
     # ids of 8 bytes each, big-endian
     "visible ids": (
@@ -114,6 +116,10 @@ class OtherIndex(Exception):
     """The index was dropped, or rebuilt with other options."""
 
 
+class TooMany(Exception):
+    """More rows pass a filter than are looked up one by one."""
+
+
 class HiddenRows(MlRagError):
     """How many rows hold a word is asked for by a role that does not see all of them."""
 
@@ -138,18 +144,24 @@ def find(
     n: int,
     row_keys: list[str] | None = None,
     corpus: Corpus | None = None,
+    passing: tuple[str, list[str]] | None = None,
 ) -> Candidates:
     """Keys and scores of the ``n`` best rows that the caller can see, and of up to ``TIES`` as good as the last.
 
     ``index``: one that ``indexes.readable`` has given. ``row_keys``: of few rows that pass a filter; None = all rows.
-    ``corpus``: the statistics to score by, where the rows are a part of those of a store; None = their own. Raises
-    OtherIndex.
+    ``corpus``: the statistics to score by, where the rows are a part of those of a store; None = their own.
+    ``passing``: condition and arguments of a filter that the rows pass. Raises OtherIndex, TooMany.
     """
     store, key = index["store"], index["key"]
     secured, reads_nodes = index["secured"], index["reads_nodes"]
     keys: list[Portion] | None = None
-    if secured or row_keys is not None:
-        keys = [(row["keys"], row["n"]) for row in _run(plpy, "visible keys", store, key, row_keys)]
+    if secured or row_keys is not None or passing is not None:
+        condition, arguments = passing or (None, None)
+        most = None if passing is None else _PASSING + 1
+        found = _run(plpy, "visible keys", store, key, row_keys, condition, arguments, most)
+        keys = [(row["keys"], row["n"]) for row in found]
+        if passing is not None and sum(n for _, n in keys) > _PASSING:
+            raise TooMany
 
     def work() -> Candidates:
         found = _run(plpy, "index", store)
@@ -179,7 +191,7 @@ def statistics(plpy: Any, store: int, segment: str, key: list[str], terms: list[
     if not own:
         return nothing
     secured, reads_nodes = own[0]["secured"], own[0]["reads_nodes"]
-    keys = [(row["keys"], row["n"]) for row in _run(plpy, "visible keys", store, key, None)] if secured else []
+    keys = [(row["keys"], row["n"]) for row in _run(plpy, "visible keys", store, key, *[None] * 4)] if secured else []
 
     def work() -> Corpus:
         found = _run(plpy, "index", store)

@@ -83,6 +83,8 @@ class Lookup(NamedTuple):
     row_keys: str | None = None
     #: whether the number is an estimate that may fall short
     is_likely: bool = False
+    #: whether only rows that pass the filter are scored, though no row keys tell which these are
+    is_passing: bool = False
 
 
 #: conditions and arguments of short options, as applications repeat them: (store, options, parameter) ->
@@ -177,11 +179,21 @@ def warn(plpy: Any, stores: list[Store], options: str) -> None:
         _run(plpy, "warn of keys", records, options)
 
 
-def first_lookup(plpy: Any, store: Store, filtered: Filtered | None, n: int) -> Lookup:
-    """How many rows an index by words is asked for: those beyond n may not pass the filters."""
+def first_lookup(
+    plpy: Any, store: Store, filtered: Filtered | None, n: int, partitioned_rows: float | None = None
+) -> Lookup:
+    """How many rows an index by words is asked for: those beyond n may not pass the filters.
+
+    ``partitioned_rows``: how many a partitioned store has, none of them on another server."""
     if filtered is None or not filtered.condition:
         return Lookup(n)
     likely = filtered.likely
+    if partitioned_rows is not None:
+        estimated = _run(plpy, "estimated", json.dumps(record(store)), filtered.condition, filtered.arguments)[0]
+        finding = 0.5 * partitioned_rows if estimated["is_scanned"] else 18 * estimated["n"]
+        likely = _likely_rows(partitioned_rows, n, estimated["n"], finding)
+        if likely is None:
+            return _passing(store, n)
     if filtered.n is not None and not store.is_secured:
         # where many rows pass, n of them are among the best of all, and looking up all that pass would take longer
         likely = _likely_rows(_run(plpy, "rows", store.relation)[0]["n"], n, filtered.n, 0)
@@ -195,9 +207,11 @@ def further_lookup(plpy: Any, store: Store, filtered: Filtered | None, lookup: L
     if filtered is None or not filtered.condition:
         # candidates that are not in the table: it was written to with triggers off, and a second look is enough
         return lookup._replace(candidates=4 * n + 100) if lookup.candidates <= n else None
+    if lookup.is_likely and not store.is_table:
+        return _passing(store, n)
     if lookup.is_likely:
         row_keys = filtered.row_keys
-        if row_keys is None and store.is_table:
+        if row_keys is None:
             row_keys = passing(plpy, store, filtered)
         return _among(store, row_keys, n)
     return lookup._replace(candidates=10 * lookup.candidates if lookup.candidates < 10_000 else _ALL)
@@ -207,6 +221,10 @@ def _among(store: Store, row_keys: str | None, n: int) -> Lookup:
     """Of rows that all pass, the best n are enough; of rows that are secured, statistics may be of those that are seen,
     and then all are scored."""
     return Lookup(n if row_keys is not None and not store.is_secured else 4 * n + 100, row_keys)
+
+
+def _passing(store: Store, n: int) -> Lookup:
+    return Lookup(4 * n + 100 if store.is_secured else n, is_passing=True)
 
 
 def passing(plpy: Any, store: Store, filtered: Filtered) -> str | None:

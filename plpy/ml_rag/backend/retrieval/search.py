@@ -63,7 +63,7 @@ _run = Statements(
         "indexed rows": ("SELECT ml_rag._indexed_rows($1) AS rows", "oid"),
         # what lies below a relation that is not an ordinary table, in one pass: there may be a thousand partitions
         "parts": (
-            "SELECT cardinality(p.parts) > $2 AS has_many, coalesce(o.are_small, false) AS are_small,"
+            "SELECT cardinality(p.parts) > $2 AS has_many, coalesce(o.are_small, false) AS are_small, o.rows,"
             # a scan of it can end before it has seen every row: by an approximate index, and who knows what of a view
             # or a shard
             " o.has_others OR EXISTS (SELECT FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid"
@@ -76,7 +76,8 @@ _run = Statements(
             " FROM (SELECT s.store, ml_rag._parts((s.store).relation) AS parts"
             " FROM (SELECT jsonb_populate_record(NULL::ml_rag.store, $1) AS store) AS s OFFSET 0) AS p"
             " CROSS JOIN LATERAL (SELECT bool_and(c.reltuples BETWEEN 0 AND 20000) AS are_small,"
-            " coalesce(bool_or(c.relkind IN ('v', 'f')), false) AS has_others"
+            " coalesce(bool_or(c.relkind IN ('v', 'f')), false) AS has_others,"
+            " coalesce(sum(greatest(0, c.reltuples)), 0)::float8 AS rows"
             " FROM pg_class AS c WHERE c.oid = ANY (p.parts) AND c.relkind <> 'p') AS o",
             *("jsonb", "int4"),
         ),
@@ -314,7 +315,9 @@ class Search:
         return terms, [words[term] for term in terms]
 
     def words(self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int) -> tuple[Source, Words]:
-        lookup = filters.first_lookup(self._plpy, source.store, self._filtered.get(source.store), arm.candidates)
+        found, own = self._kinds.get(source.store), self._filtered.get(source.store)
+        all_rows = found["rows"] if found and found["kind"] == "p" and not found["has_shards"] else None
+        lookup = filters.first_lookup(self._plpy, source.store, own, arm.candidates, all_rows)
         index = self._look_up(source, arm, asked, place, i, lookup)
         rows = f"ONLY {source.store.table}"
         if not source.store.is_table:
@@ -334,10 +337,15 @@ class Search:
                 # statistics of the visible rows are of those that do not pass, too
                 is_whole = lookup.row_keys is None or (index["secured"] and index["statistics"] == "visible")
                 row_keys = None if is_whole else texts(lookup.row_keys or "{}")
+                passing = None
+                if lookup.is_passing and not (index["secured"] and index["statistics"] == "visible"):
+                    passing = self._filtered[store].condition, self._filtered[store].arguments
                 keys, scores = keyword.find(
-                    self._plpy, index, terms, weights, lookup.candidates, row_keys, self._corpus
+                    self._plpy, index, terms, weights, lookup.candidates, row_keys, self._corpus, passing
                 )
                 break
+            except keyword.TooMany:
+                lookup = Lookup(4 * arm.candidates + 100)
             except keyword.OtherIndex:
                 del _indexes[store]
                 if not is_kept:
