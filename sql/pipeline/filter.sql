@@ -176,11 +176,13 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._estimated_rows(
-  store ml_rag.store, condition text, arguments text[], OUT n double precision, OUT is_scanned boolean
+  store ml_rag.store, condition text, arguments text[], OUT n double precision, OUT is_scanned boolean,
+  OUT cost double precision
 )
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: how many rows of a table pass a filter, rather too few than too many, and whether all are read to
--- find them; null where a table is so small that it takes less to look at all rows, or was never analyzed
+-- find them, and the planner's cost of that; null where a table is so small that it takes less to look at all
+-- rows, or was never analyzed
 -- The planner knows nothing of the keys of a JSON column, and takes one row in 200, or in 3, for conditions
 -- on them. So 64 pages are looked at, but not more than 2000 rows. Rows that were written together are often
 -- alike: less twice the standard deviation, which is one of pages, of few that pass nothing is concluded.
@@ -220,6 +222,7 @@ BEGIN
   n := greatest(0, _least * 100 / _percent,
     least(_seen * 100 / _percent, (_plan #>> '{0,Plan,Plan Rows}')::double precision / 2));
   -- a scan by parallel workers is below Gather
+  cost := _plan #>> '{0,Plan,Total Cost}';
   is_scanned := coalesce('Seq Scan' IN (_plan #>> '{0,Plan,Node Type}',
     _plan #>> '{0,Plan,Plans,0,Node Type}'), false);
 END

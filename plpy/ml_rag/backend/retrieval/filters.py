@@ -28,7 +28,7 @@ _run = Statements(
         ),
         "rows": ("SELECT greatest(0, c.reltuples)::float8 AS n FROM pg_class AS c WHERE c.oid = $1", "oid"),
         "estimated": (
-            "SELECT e.n, e.is_scanned"
+            "SELECT e.n, e.is_scanned, e.cost"
             " FROM ml_rag._estimated_rows(jsonb_populate_record(NULL::ml_rag.store, $1), $2, $3) AS e",
             *("jsonb", "text", "text[]"),
         ),
@@ -50,6 +50,9 @@ _run = Statements(
         ),
     }
 )
+#: the planner's cost of reading rows that pass a filter, up to which they are not counted first: they are 1,000 or
+#: fewer, even if its estimate of their number is wrong
+_CHEAP = 100
 #: rows that an index is asked for where all are wanted
 _ALL = 2_147_483_647
 
@@ -59,13 +62,16 @@ class Filtered(NamedTuple):
 
     condition: str
     arguments: list[str]
-    #: the text of a tid[]; None = too many pass
-    row_keys: str | None
-    n: int | None
-    #: how many of the best rows by words probably include enough that pass
-    likely: int | None
+    #: of all
+    rows: float
     #: the most rows that are compared one by one
     compared: int
+    #: how many pass; None = too many
+    n: int | None = None
+    #: the text of a tid[]; None = too many pass, or the rows have no row keys
+    row_keys: str | None = None
+    #: how many of the best rows by words probably include enough that pass
+    likely: int | None = None
 
     @property
     def is_narrow(self) -> bool:
@@ -120,12 +126,17 @@ class Filters:
         return made
 
 
-def of_store(plpy: Any, store: Store, filters: Filters, stage: str, n: int, *, is_estimated: bool) -> Filtered:
-    """``stage``: search or keyword; ``n``: candidates; ``is_estimated``: whether a sample may say how many pass."""
+def of_store(
+    plpy: Any, store: Store, filters: Filters, stage: str, n: int, *, is_estimated: bool, rows: float | None
+) -> Filtered:
+    """``stage``: search or keyword; ``n``: candidates; ``is_estimated``: whether it may be estimated how many pass;
+    ``rows``: of a partitioned store, none of whose rows is on another server."""
     condition, arguments = filters.compiled(store, "$3")
-    rows: float = _run(plpy, "rows", store.relation)[0]["n"]
-    made = Filtered(condition, arguments, None, None, None, _compared_rows(rows, n))
-    if not store.is_table or not made.condition:
+    is_counted = store.is_table or rows is not None
+    if rows is None:
+        rows = rows_of(plpy, store)
+    made = Filtered(condition, arguments, rows, _compared_rows(rows, n))
+    if not is_counted or not made.condition:
         return made
     estimated = None
     if is_estimated:
@@ -134,14 +145,21 @@ def of_store(plpy: Any, store: Store, filters: Filters, stage: str, n: int, *, i
             counted = f" AND t.{identifier(store.segment_embedding)} IS NOT NULL{counted}"
         row = _run(plpy, "estimated", json.dumps(record(store)), counted, made.arguments)[0]
         estimated = row["n"]
+        if not store.is_table and row["cost"] <= _CHEAP:
+            return made._replace(n=round(estimated))
         if stage == "keyword" and estimated is not None:
             finding = min(0.5 * rows, math.inf if row["is_scanned"] else 18 * estimated)
             made = made._replace(likely=_likely_rows(rows, n, estimated, finding))
     # counted where few pass, or it is not known
     if made.likely is None and not (stage == "search" and estimated is not None and estimated > made.compared):
         row = _run(plpy, "passing", json.dumps(record(store)), made.condition, made.arguments)[0]
-        made = made._replace(row_keys=row["row_keys"], n=row["n"])
+        made = made._replace(n=row["n"], row_keys=row["row_keys"] if store.is_table else None)
     return made
+
+
+def rows_of(plpy: Any, store: Store) -> float:
+    """How many rows the table of a store has, by its last ANALYZE; 0 = not known."""
+    return float(_run(plpy, "rows", store.relation)[0]["n"])
 
 
 def _compared_rows(rows: float, n: int) -> int:
@@ -179,26 +197,18 @@ def warn(plpy: Any, stores: list[Store], options: str) -> None:
         _run(plpy, "warn of keys", records, options)
 
 
-def first_lookup(
-    plpy: Any, store: Store, filtered: Filtered | None, n: int, partitioned_rows: float | None = None
-) -> Lookup:
-    """How many rows an index by words is asked for: those beyond n may not pass the filters.
-
-    ``partitioned_rows``: how many a partitioned store has, none of them on another server."""
+def first_lookup(store: Store, filtered: Filtered | None, n: int) -> Lookup:
+    """How many rows an index by words is asked for: those beyond n may not pass the filters."""
     if filtered is None or not filtered.condition:
         return Lookup(n)
     likely = filtered.likely
-    if partitioned_rows is not None:
-        estimated = _run(plpy, "estimated", json.dumps(record(store)), filtered.condition, filtered.arguments)[0]
-        finding = 0.5 * partitioned_rows if estimated["is_scanned"] else 18 * estimated["n"]
-        likely = _likely_rows(partitioned_rows, n, estimated["n"], finding)
-        if likely is None:
-            return _passing(store, n)
     if filtered.n is not None and not store.is_secured:
         # where many rows pass, n of them are among the best of all, and looking up all that pass would take longer
-        likely = _likely_rows(_run(plpy, "rows", store.relation)[0]["n"], n, filtered.n, 0)
+        likely = _likely_rows(filtered.rows, n, filtered.n, 0)
     if likely is not None:
         return Lookup(likely, is_likely=True)
+    if filtered.n is not None and not store.is_table:
+        return _passing(store, n)
     return _among(store, filtered.row_keys, n)
 
 

@@ -226,8 +226,12 @@ class Search:
             arms = self.request.shape.arms
             arm = next((arm for arm in arms if arm.kind != KEYWORD), arms[0])
             is_estimated = not arm.in_nodes and arm.kind.has_index and not (arm.kind == KEYWORD and store.is_secured)
+            found = self._kinds.get(store)
+            rows = found["rows"] if found and found["kind"] == "p" and not found["has_shards"] else None
             self._filtered[store] = filters.of_store(
-                *(self._plpy, store, self._filters, arm.kind.stage, arm.candidates), is_estimated=is_estimated
+                *(self._plpy, store, self._filters, arm.kind.stage, arm.candidates),
+                is_estimated=is_estimated,
+                rows=rows,
             )
         return self._filtered[store]
 
@@ -260,12 +264,13 @@ class Search:
         if embedding is None and place_of in self.vectors.embeddings:
             raise NoIndex
         own = self._filtered.get(source.store)
-        if own is not None and own.is_narrow:
+        is_narrow = own is not None and own.is_narrow
+        if own is not None and is_narrow and own.row_keys is not None:
             self.values[f"row_keys_{i}"] = own.row_keys
             source = source._replace(is_narrow=True)
         read = Near.first(arm.candidates)
         if source.condition:
-            read = Near.filtered(arm.candidates, is_narrow=source.is_narrow)
+            read = Near.filtered(arm.candidates, is_narrow=is_narrow)
         read = read._replace(embedding=embedding, slot=self.vectors.slot(place, source.store))
         if read.sort == "exact" or self.request.index_options.get("exact"):
             return source, read._replace(sort="exact")
@@ -315,9 +320,7 @@ class Search:
         return terms, [words[term] for term in terms]
 
     def words(self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int) -> tuple[Source, Words]:
-        found, own = self._kinds.get(source.store), self._filtered.get(source.store)
-        all_rows = found["rows"] if found and found["kind"] == "p" and not found["has_shards"] else None
-        lookup = filters.first_lookup(self._plpy, source.store, own, arm.candidates, all_rows)
+        lookup = filters.first_lookup(source.store, self._filtered.get(source.store), arm.candidates)
         index = self._look_up(source, arm, asked, place, i, lookup)
         rows = f"ONLY {source.store.table}"
         if not source.store.is_table:
@@ -644,7 +647,8 @@ class NodeSearch:
                 *(json.dumps(record(self._source.store)), self._group),
                 *(filtered.condition, filtered.row_keys),
             )[0]
-            own = Filtered(row["condition"], filtered.arguments, row["row_keys"], row["n"], None, filtered.compared)
+            rows = filters.rows_of(outer._plpy, self._nodes)
+            own = Filtered(row["condition"], filtered.arguments, rows, filtered.compared, row["n"], row["row_keys"])
             search._filtered[self._nodes] = own
             search.values["filter"] = filtered.arguments
             source = source._replace(condition=own.condition)
