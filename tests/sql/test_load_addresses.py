@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -142,6 +143,66 @@ def test_addresses_of_the_web(db: Database, owner: Connection, site: tuple[str, 
     result = run(db, f"{url}/missing.txt?signature=secret")
     assert result.exit_code == 1
     assert "secret" not in result.output.replace("missing.txt?signature=secret:", "")
+
+
+def test_a_password_of_an_address_is_told_nobody(db: Database, owner: Connection, site: tuple[str, Path]) -> None:
+    url, folder = site
+    known = url.replace("://", "://bob:secret@")
+    (folder / "docs").mkdir()
+    for name in ("a", "b"):
+        (folder / "docs" / f"{name}.txt").write_text(name)
+    result = run(db, f"{known}/docs/")
+    assert result.exit_code == 0, result.output
+    assert names(owner) == {f"{url}/docs/a.txt", f"{url}/docs/b.txt"}
+    (folder / "docs" / "a.txt").unlink()
+    result = run(db, f"{known}/docs/*.txt")
+    assert "1 unchanged, 1 removed" in result.output
+    for missing in ("missing.txt", "missing*"):
+        result = run(db, f"{known}/{missing}")
+        assert result.exit_code == 1
+        assert missing in result.output
+        assert "secret" not in result.output
+
+
+class Hostile(Quiet):
+    """Lists a name that is no text, and answers without end."""
+
+    def do_HEAD(self) -> None:
+        self._begin(200, "Content-Length", "5")
+
+    def do_GET(self) -> None:
+        pages = {"/": b'<a href="good.txt">1</a> <a href="no\0text.txt">2</a>', "/good.txt": b"alpha"}
+        if (page := pages.get(self.path)) is not None:
+            self._begin(200, "Content-Length", str(len(page)))
+            self.wfile.write(page)
+            return
+        self._begin(206, "Transfer-Encoding", "chunked")
+        with contextlib.suppress(OSError):
+            for _ in range(64):
+                self.wfile.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+
+    def _begin(self, status: int, name: str, value: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "text/html")
+        self.send_header(name, value)
+        self.end_headers()
+
+
+def test_a_hostile_site_is_read_in_bounds(
+    db: Database, owner: Connection, loader: Connection, server: DocumentsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_MOST_REPLY", 1 << 20)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hostile) as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        url = f"http://127.0.0.1:{made.server_address[1]}"
+        result = run(db, f"{url}/")
+        assert names(owner) == {f"{url}/good.txt"}
+        assert "the file name is not valid text" in result.output
+        for address, told in (("endless/", "the address cannot be read"), ("endless.txt", "the file cannot be read")):
+            result = run(db, f"{url}/{address}")
+            assert told in result.output
+            assert "a reply has more than 1048576 bytes" in result.output
+        made.shutdown()
 
 
 @pytest.mark.parametrize(("scheme", "extra"), [("s3", "s3"), ("gs", "gs"), ("az", "az"), ("oci", "oci")])

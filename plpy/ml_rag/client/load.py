@@ -84,6 +84,12 @@ class Tally:
         return sorted(found.values(), key=len, reverse=True)
 
 
+def _check_name(name: str) -> None:
+    """Raises DocumentError."""
+    if not files.is_storable(name):
+        raise DocumentError("the file name is not valid text", detail="Not valid UTF-8.")
+
+
 class Folder:
     """Files of this machine."""
 
@@ -103,8 +109,7 @@ class Folder:
         return set()
 
     def read(self, path: str, reading: files.Reading) -> files.File:
-        if not files.is_storable(path):
-            raise DocumentError("the file name is not valid text", detail="Not valid UTF-8.")
+        _check_name(path)
         return reading.read(path, self._base, files.MAX_DOCUMENT_BYTES, lambda: None)
 
     def is_gone(self, name: str) -> bool:
@@ -128,8 +133,8 @@ class Remote:
 
     def unread(self, client: Client, batch: Sequence[str]) -> set[str]:
         """Those that need not be fetched: the store has them, of the size and time that are listed."""
-        listed = {name: self._address.found[name] for name in batch}
-        kept = client.kept(batch)
+        listed = {name: self._address.found[name] for name in batch if files.is_storable(name)}
+        kept = client.kept(list(listed))
         same = [
             name
             for name, (_, size, changed) in kept.items()
@@ -138,6 +143,7 @@ class Remote:
         return client.unchanged({name: kept[name][0] for name in same})
 
     def read(self, name: str, reading: files.Reading) -> files.File:
+        _check_name(name)
         return self._address.read(name, files.MAX_DOCUMENT_BYTES, lambda: None)
 
     def is_gone(self, name: str) -> bool:

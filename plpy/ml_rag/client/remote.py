@@ -21,6 +21,10 @@ EXTRAS = {
 }  # fmt: skip
 #: what fsspec calls the time of the last change, by file system
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "timeModified", "time_modified", "created")
+#: a name and a password in an address of the web
+_USER = re.compile(r"\b(https?://)[^/\s?#]*@", re.IGNORECASE)
+#: bytes of a reply of the web, such as the page that lists a folder
+_MOST_REPLY = files.MAX_DOCUMENT_BYTES
 
 
 def is_address(text: str) -> bool:
@@ -45,10 +49,13 @@ class Address:
 
     def __post_init__(self) -> None:
         scheme = self.text.partition(":")[0].lower()
+        self._is_web = scheme in ("http", "https")
         try:
             import fsspec
 
-            self._files, self._path = fsspec.core.url_to_fs(self.text)
+            self._files, self._path = fsspec.core.url_to_fs(
+                self.text, **({"get_client": _client} if self._is_web else {})
+            )
         except ImportError as e:
             extra = EXTRAS.get(scheme)
             hint = f'pip install "ml-rag[{extra}]" brings it.' if extra else "Install the package that fsspec names."
@@ -57,7 +64,6 @@ class Address:
             ) from None
         except ValueError as e:
             raise InvalidRequest("there is no file system of this scheme", detail=f"{e}.", hint=_HINT) from None
-        self._is_web = scheme in ("http", "https")
         #: in an address of the web a question mark begins the query
         self._is_glob = "*" in self._path or (not self._is_web and "?" in self._path)
 
@@ -66,9 +72,10 @@ class Address:
         try:
             listed = self._listed()
         except Exception as e:  # noqa: BLE001 - each library has errors of its own
-            raise InvalidRequest("the address cannot be read", detail=f"{self.text}: {_said(e)}", hint=_HINT) from None
+            detail = f"{self._shown}: {_said(e)}"
+            raise InvalidRequest("the address cannot be read", detail=detail, hint=_HINT) from None
         if not listed:
-            raise InvalidRequest("there is no file to load", detail=f"Nothing is at {self.text}.", hint=_HINT)
+            raise InvalidRequest("there is no file to load", detail=f"Nothing is at {self._shown}.", hint=_HINT)
         self.found = {
             self._name(path): Found(path, int(info.get("size") or 0), _changed(info))
             for path, info in sorted(listed.items())
@@ -88,8 +95,12 @@ class Address:
 
     def _name(self, path: str) -> str:
         name: str = self._files.unstrip_protocol(path)
-        # it may hold a signature
-        return re.sub(r"[?#].*", "", name, flags=re.DOTALL) if self._is_web else name
+        # it may hold a signature, or a password
+        return re.sub(r"[?#].*", "", _USER.sub(r"\1", name), flags=re.DOTALL) if self._is_web else name
+
+    @property
+    def _shown(self) -> str:
+        return _USER.sub(r"\1", self.text)
 
     @property
     def prefix(self) -> str | None:
@@ -104,10 +115,8 @@ class Address:
         """Whether a document of a name that begins with the prefix is not there any more."""
         from fsspec.utils import glob_translate
 
-        path = self._files._strip_protocol(name)
-        return name not in self.found and (
-            not self._is_glob or re.fullmatch(glob_translate(self._path), path, re.DOTALL) is not None
-        )
+        pattern = glob_translate(self._name(self._path))
+        return name not in self.found and (not self._is_glob or re.fullmatch(pattern, name, re.DOTALL) is not None)
 
     def read(self, name: str, most: int, interrupt: Callable[[], object]) -> files.File:
         """A document. Raises DocumentError."""
@@ -148,6 +157,25 @@ def _changed(info: dict[str, Any]) -> str | None:
     return changed.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+async def _client(**settings: Any) -> Any:
+    """A client of the web that reads no reply without end: fsspec reads pages and pieces of documents as a whole."""
+    import aiohttp
+
+    class Bounded(aiohttp.ClientResponse):
+        async def read(self) -> bytes:
+            if self._body is None:
+                found = bytearray()
+                async for piece in self.content.iter_any():
+                    found += piece
+                    if len(found) > _MOST_REPLY:
+                        self.close()
+                        raise ValueError(f"a reply has more than {_MOST_REPLY} bytes")
+                self._body = bytes(found)
+            return self._body
+
+    return aiohttp.ClientSession(response_class=Bounded, **settings)
+
+
 def _said(error: Exception) -> str:
-    text = str(error) or type(error).__name__
+    text = _USER.sub(r"\1", str(error)) or type(error).__name__
     return re.sub(r"\?\S*", "?…", text)[:500].rstrip(".") + "."
