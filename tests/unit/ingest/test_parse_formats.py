@@ -289,6 +289,23 @@ def test_odt_has_the_tables_and_boxes_of_lists_and_nested_boxes_once() -> None:
     assert made == f"- a\nc\n| x | x |\n| --- | --- |\n\n{boxes}\n\nend"
 
 
+def test_comments_of_opendocument_are_no_text_and_notes_stand_once() -> None:
+    comment = "<office:annotation><text:p>should it be 43?</text:p></office:annotation>"
+    note = "<text:note><text:note-body><text:p>estimated</text:p></text:note-body></text:note>"
+    box = "<draw:frame><draw:text-box><text:p>box</text:p></draw:text-box></draw:frame>"
+    cells = "".join(
+        f"<table:table-cell>{inside}</table:table-cell>"
+        for inside in (f"{comment}<text:p>42</text:p>", f"<text:p>7{note}{comment}{box}</text:p>")
+    )
+    table = f'<table:table table:name="S"><table:table-row>{cells}</table:table-row></table:table>'
+    expected = "| 42 | 7 (estimated) box |\n| --- | --- |"
+    assert blocks("a", odt(table, "spreadsheet")) == [(expected, {"sheet": "S"})]
+    assert only("a", odt(table)) == expected
+    older = comment.replace("<office:annotation", '<o:annotation xmlns:o="http://openoffice.org/2009/office"')
+    page = f"<draw:page>{comment}{older.replace('</office', '</o')}{box}</draw:page>"
+    assert blocks("a", odt(page, "presentation")) == [("box", {"slide": 1})]
+
+
 def test_epub_has_a_block_a_document_of_the_spine() -> None:
     assert blocks("a", epub(["<h1>One</h1>", "<p></p>", "<p>three</p>"])) == [
         ("# One", {"section": 1}),

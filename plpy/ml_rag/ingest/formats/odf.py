@@ -38,7 +38,11 @@ _AUTHORS = (
 )
 _HREF = "{http://www.w3.org/1999/xlink}href"
 
-_SKIPPED = {f"{_OFFICE}annotation", f"{_TEXT}tracked-changes", f"{_TEXT}ruby-text", f"{_TEXT}sequence-decls"}
+#: older programs wrote comments on slides in the second namespace
+_COMMENTS = {f"{_OFFICE}annotation", "{http://openoffice.org/2009/office}annotation"}
+_SKIPPED = {*_COMMENTS, f"{_TEXT}tracked-changes", f"{_TEXT}ruby-text", f"{_TEXT}sequence-decls"}
+#: boxes of a slide that each slide has
+_RUNNING = ("header", "footer", "page-number", "date-time")
 _VALUES = ("string-value", "date-value", "time-value", "boolean-value", "value")
 _MAX_DEPTH = 100
 #: a repeated row with text in it is written out at most so often
@@ -116,7 +120,7 @@ def _slide(page: Any, repeats: _Repeats) -> str:
     parts: list[str] = []
     for child in page:
         kind = child.get(f"{_PRESENTATION}class")
-        is_read = child.tag != f"{_PRESENTATION}notes" and kind not in ("header", "footer", "page-number", "date-time")
+        is_read = child.tag not in {*_COMMENTS, f"{_PRESENTATION}notes"} and kind not in _RUNNING
         text = "\n\n".join(_blocks(child, 0, repeats)) if is_read else ""
         if text and kind == "title":
             parts.insert(0, f"# {one_line(text)}")
@@ -210,7 +214,7 @@ def _cells(row: Any) -> tuple[list[tuple[str, int]], int]:
     """The texts of a row up to its last one, how often each is there, and how often the row is."""
     cells: list[tuple[str, int]] = []
     for cell in row.iterchildren(f"{_TABLE}table-cell", f"{_TABLE}covered-table-cell"):
-        text = " ".join(one_line(_inline(part, 0)) for part in cell.iter(f"{_TEXT}p", f"{_TEXT}h"))
+        text = " ".join(one_line(_inline(part, 0)) for part in _paragraphs(cell))
         if not text:  # some programs write the value alone
             text = next(filter(None, (cell.get(f"{_OFFICE}{key}") for key in _VALUES)), "")
         cells.append((text, min(_repeat(cell, "number-columns-repeated"), MAX_COLUMNS)))
@@ -218,6 +222,17 @@ def _cells(row: Any) -> tuple[list[tuple[str, int]], int]:
         cells.pop()
     # Empty rows are only a border between tables, however many there are.
     return cells, min(_repeat(row, "number-rows-repeated"), _MAX_REPEAT) if cells else 1
+
+
+def _paragraphs(cell: Any) -> Iterator[Any]:
+    """Those of a cell in their order, in boxes too, but for comments and notes; notes stand where they belong."""
+    waiting = list(reversed(cell))
+    while waiting:
+        element = waiting.pop()
+        if element.tag in (f"{_TEXT}p", f"{_TEXT}h"):
+            yield element
+        if element.tag not in _SKIPPED and element.tag != f"{_TEXT}note":
+            waiting.extend(reversed(element))
 
 
 def _repeat(element: Any, key: str) -> int:
