@@ -343,6 +343,16 @@ def test_mail_has_the_texts_beside_its_body() -> None:
     assert only("a.eml", mail) == "# s\n\nbody\n\nfooter\n\nAttachments: another"
 
 
+@pytest.mark.parametrize("plain", ["", "\n\n", "=C2=A0\n"])
+def test_a_mail_whose_plain_part_is_blank_has_the_text_of_the_other(plain: str) -> None:
+    mail = (
+        'Subject: s\nMIME-Version: 1.0\nContent-Type: multipart/alternative; boundary="x"\n\n'
+        "--x\nContent-Type: text/plain; charset=utf-8\nContent-Transfer-Encoding: quoted-printable\n\n"
+        f"{plain}\n--x\nContent-Type: text/html\n\n<p>the text</p>\n--x--\n"
+    )
+    assert only("a.eml", mail) == "# s\n\nthe text"
+
+
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     "header",

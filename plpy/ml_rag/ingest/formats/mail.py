@@ -44,7 +44,7 @@ def parse_eml(_name: str, content: bytes, request: Request) -> abc.Document:
     attachments are named, not read."""
     message: Any = message_from_bytes(content.lstrip(b"\r\n"), policy=_Policy())
     headers = {key: _header(message, key) for key in ("Subject", *_HEADERS)}
-    texts = [_text(part, request.language) for part in _parts(message)]
+    texts = [_text(part, request.language) for part in _parts(message, request.language)]
     described: list[tuple[str, dict[str, Any]]] = []
     for part in message.walk():
         if request.pictures is not None and _is_picture(part.get_content_type(), part.get_filename()):
@@ -72,9 +72,11 @@ def _messages(content: bytes) -> Iterator[bytes]:
         yield _QUOTED_FROM.sub(rb"\1", content[content.index(b"\n", start) + 1 : end])
 
 
-def _parts(message: Any) -> Iterator[Any]:
+def _parts(message: Any, language: str | None) -> Iterator[Any]:
     """What a reader shows: the body, and texts beside it such as a mailing list's footer."""
     body = message.get_body(preferencelist=("plain", "html"))
+    if body is not None and not _text(body, language).strip():
+        body = message.get_body(preferencelist=("html", "plain"))
     if body is not None:
         yield body
     if message.get_content_type() == "multipart/mixed":
@@ -139,7 +141,7 @@ def parse_msg(_name: str, content: bytes, request: Request) -> abc.Document:
             "Cc": text("0E03"),
             "Date": sent[1] if sent else "",
         }
-        body = text("1000") or html_to_markdown(text("1013"))
+        body = plain if (plain := text("1000")).strip() else html_to_markdown(text("1013"))
         left_out = None if body.strip() or not ole.exists("__substg1.0_10090102") else "its text, which is in RTF alone"
         attached = sorted({entry[0] for entry in ole.listdir() if entry[0].startswith("__attach_version1.0")})
         names = [text("3707", f"{one}/") or text("3704", f"{one}/") for one in attached]
