@@ -197,6 +197,19 @@ def test_docx_has_headings_lists_and_tables() -> None:
     assert parse("a.docx", content).metadata == {"title": "T", "author": "Ann"}
 
 
+def test_docx_has_the_text_of_fields_directions_and_characters_with_readings() -> None:
+    def run(text: str) -> str:
+        return f"<w:r><w:t>{text}</w:t></w:r>"
+
+    ruby = f"<w:ruby><w:rubyPr/><w:rt>{run('reading')}</w:rt><w:rubyBase>{run('base')}</w:rubyBase></w:ruby>"
+    parts = [
+        run("Table "), f'<w:fldSimple w:instr=" SEQ Table ">{run("4")}</w:fldSimple>', run(": "),
+        f"<w:dir>{run('one ')}</w:dir><w:bdo>{run('two ')}</w:bdo><w:r>{ruby}</w:r>",
+        f"<w:del>{run('gone')}</w:del>",
+    ]  # fmt: skip
+    assert only("a", docx(f"<w:p>{''.join(parts)}</w:p>")) == "Table 4: one two base"
+
+
 def test_pptx_has_a_block_a_slide() -> None:
     deck = pptx([("First", "one\ntwo", "say hello"), ("Second", "three", "")])
     assert blocks("a.pptx", deck) == [

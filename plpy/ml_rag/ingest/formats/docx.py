@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import zipfile
 from io import BytesIO
 from typing import Any
 
 from ml_rag import abc
-from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip
+from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip, parse_xml
 from ml_rag.ingest.formats.common import Request, document
 from ml_rag.ingest.formats.html import html_blocks
 
@@ -20,6 +22,10 @@ p[style-name='Heading 9'] => h6:fresh
 b => span
 i => span
 """
+#: elements that mammoth leaves out with the text in them: fields such as the number of a caption, directions of text,
+#: characters with their readings
+_AROUND = ("fldSimple", "dir", "bdo", "ruby", "rubyBase")
+_HAS_SUCH = re.compile(rf":(?:{'|'.join(_AROUND)})\b".encode())
 
 
 def parse_docx(_name: str, content: bytes, request: Request) -> abc.Document:
@@ -29,6 +35,7 @@ def parse_docx(_name: str, content: bytes, request: Request) -> abc.Document:
     with open_zip(content) as archive:
         check_entities(archive)
         meta = core_properties(archive)
+        content = _without_such(archive, content)
 
     marks: list[str] = []
 
@@ -45,3 +52,23 @@ def parse_docx(_name: str, content: bytes, request: Request) -> abc.Document:
 
     html = mammoth.convert_to_html(BytesIO(content), convert_image=convert_image, style_map=_STYLES).value
     return document("docx", html_blocks(html, request.pictures, lambda source: marks[int(source)], {}), meta)
+
+
+def _without_such(archive: zipfile.ZipFile, content: bytes) -> bytes:
+    """The document with what stands in those elements in their place."""
+    from lxml import etree  # type: ignore[import-untyped]
+
+    parts = {name: archive.read(name) for name in archive.namelist() if re.fullmatch(r"word/[^/]*\.xml", name)}
+    changed = {}
+    for name, part in parts.items():
+        if _HAS_SUCH.search(part):
+            root = parse_xml(part)
+            etree.strip_tags(root, *(f"{{*}}{tag}" for tag in _AROUND))
+            changed[name] = etree.tostring(root)
+    if not changed:
+        return content
+    out = BytesIO()
+    with zipfile.ZipFile(out, "w") as made:
+        for name in dict.fromkeys(archive.namelist()):
+            made.writestr(name, changed[name] if name in changed else archive.read(name))
+    return out.getvalue()
