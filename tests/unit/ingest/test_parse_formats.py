@@ -210,6 +210,18 @@ def test_docx_has_the_text_of_fields_directions_and_characters_with_readings() -
     assert only("a", docx(f"<w:p>{''.join(parts)}</w:p>")) == "Table 4: one two base"
 
 
+def test_a_cell_over_many_rows_keeps_its_column() -> None:
+    rows = "".join(f"<tr><td>c{n}<td>{n}" for n in range(1, 100))
+    table = only("a.html", f"<table><tr><th>r<th>c<th>n<tr><td rowspan=100>N<td>c0<td>0{rows}</table>")
+    assert table.split("\n")[2:] == [f"| N | c{n} | {n} |" for n in range(100)]
+    # a row without cells takes its place
+    spans = "<table><tr><td rowspan=2>a<td>b</tr><tr></tr><tr><td>c<td>d</tr></table>"
+    assert only("a.html", spans) == "| a | b |\n| --- | --- |\n| c | d |"
+    # and one that is shorter than it too
+    short = "<table><tr><td>a<td>b<td rowspan=2>c<tr><td>d<tr><td>e<td>f<td>g</table>"
+    assert only("a.html", short) == "| a | b | c |\n| --- | --- | --- |\n| d |  |  |\n| e | f | g |"
+
+
 def test_pptx_has_a_block_a_slide() -> None:
     deck = pptx([("First", "one\ntwo", "say hello"), ("Second", "three", "")])
     assert blocks("a.pptx", deck) == [

@@ -24,7 +24,8 @@ _CELLS = ["td", "th"]
 _OPEN, _CELL, _ROW = "\x1d", "\x1f", "\x1e"
 _MARKS = re.compile(f"[{MARK}\x1c-\x1f]")
 _SPANS = re.compile(_OPEN + r"(\d+),(\d+),")
-_MAX_SPAN = 64
+#: what browsers take
+_MAX_SPANS = {"colspan": 1000, "rowspan": 65_534}
 
 
 def parse_html(_name: str, content: bytes, request: Request) -> abc.Document:
@@ -155,15 +156,16 @@ def _converter() -> Any:
 
 def _span(el: Any, key: str) -> int:
     value = str(el.attrs.get(key, "1"))
-    return max(1, min(int(value), _MAX_SPAN)) if value.isascii() and value.isdigit() else 1
+    return max(1, min(int(value), _MAX_SPANS[key])) if value.isascii() and value.isdigit() else 1
 
 
 def _table_rows(text: str) -> tuple[list[str], list[list[str]]]:
     """What stands in a table outside its cells (a caption), and its rows; a cell over several rows is repeated."""
     outside: list[str] = []
     rows: list[list[str]] = []
+    #: by column, the last row of a cell that stands in several, and its text
     hanging: dict[int, tuple[int, str]] = {}
-    for line in text.split(_ROW):
+    for number, line in enumerate(text.split(_ROW)):
         row: list[str] = []
         cells = line.split(_CELL)
         outside.extend(rest for rest in [cells.pop().strip()] if rest)
@@ -172,21 +174,18 @@ def _table_rows(text: str) -> tuple[list[str], list[list[str]]]:
             if not spans:
                 continue
             outside.extend(rest for rest in [cell[: spans.start()].strip()] if rest)
-            _hang(row, hanging)
+            _hang(row, hanging, number)
             value = cell[spans.end() :].strip()
             for i in range(int(spans[1])):
                 if int(spans[2]) > 1:
-                    hanging[len(row)] = (int(spans[2]) - 1, value if i == 0 else "")
+                    hanging[len(row)] = (number + int(spans[2]) - 1, value if i == 0 else "")
                 row.append(value if i == 0 else "")
         if cells:
-            _hang(row, hanging)
+            _hang(row, hanging, number)
             rows.append(row)
     return outside, rows
 
 
-def _hang(row: list[str], hanging: dict[int, tuple[int, str]]) -> None:
-    while len(row) in hanging:
-        left, value = hanging.pop(len(row))
-        if left > 1:
-            hanging[len(row)] = (left - 1, value)
-        row.append(value)
+def _hang(row: list[str], hanging: dict[int, tuple[int, str]], number: int) -> None:
+    while (cell := hanging.get(len(row))) is not None and cell[0] >= number:
+        row.append(cell[1])
