@@ -54,6 +54,7 @@ def only(name: str, content: bytes | str) -> str:
             "<table><tr><td><h1>T</h1><td><table><tr><td>a<td>b<tr><td>1<td>2</table></table>",
             "# T\n\n| a | b |\n| --- | --- |\n| 1 | 2 |",
         ),
+        ("a.html", "<p>a<header>b</header>c<details><summary>d</summary>e</details>f", "a\n\nb\n\nc\n\nd\n\ne\n\nf"),
         ("a.html", "<ul><li>x<li>y</ul><ol><li>z</ol><pre>a  b</pre>", "- x\n- y\n\n1. z\n\n```\na  b\n```"),
         ("a.html", "<p>a<nav>menu</nav><style>s</style><p style='display:none'>no</p><img alt='pic'>", "a\n\npic"),
         ("a.rst", "Title\n=====\n\ntext\n\nPart\n----\n\nmore", "# Title\n\ntext\n\n## Part\n\nmore"),

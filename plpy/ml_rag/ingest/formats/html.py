@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from bs4 import BeautifulSoup
 
 _DROPPED = ["script", "style", "noscript", "template", "svg", "iframe", "object", "nav", "head", "button", "select"]
+#: that browsers show apart, and markdownify in a line with what is around them
+_BLOCKS = [
+    "address", "aside", "center", "details", "dialog", "fieldset", "footer", "form", "header", "hgroup", "legend",
+    "main", "menu", "optgroup", "option", "search", "summary", "textarea",
+]  # fmt: skip
 _CELLS = ["td", "th"]
 # Marks between cells and rows while the converter works from the inside out; ``clean`` removes any in the source.
 _OPEN, _CELL, _ROW = "\x1d", "\x1f", "\x1e"
@@ -96,6 +101,8 @@ def _convert(soup: BeautifulSoup) -> str:
     for element in soup.find_all(style=re.compile(r"display\s*:\s*none", re.I)):
         if not element.decomposed:
             element.decompose()
+    for element in soup(_BLOCKS):
+        element.name = "div"
     _flatten_layout_tables(soup)
     try:
         markdown: str = _converter().convert_soup(soup)
