@@ -232,6 +232,15 @@ def test_pptx_has_a_block_a_slide() -> None:
     assert parse("a.pptx", deck).metadata["title"] == "A deck"
 
 
+def test_line_ends_within_paragraphs_keep_words_apart() -> None:
+    deck = pptx([("Annual\vReport", "one\vtwo\nthree", "four\vfive")])
+    assert blocks("a", deck) == [("# Annual Report\n\n- one two\n- three\n\nNotes: four\nfive", {"slide": 1})]
+    broken = '<w:p><w:r><w:t>a</w:t><w:br w:type="page"/><w:t>b</w:t><w:br w:type="column"/><w:t>c</w:t></w:r></w:p>'
+    assert only("a", docx(broken)) == "a\nb\nc"
+    book = xlsx({"S": [["a_x000D_\nb", "_x0041_"], ["c", "d"]]})
+    assert blocks("a", book) == [("| a b | _x0041_ |\n| --- | --- |\n| c | d |", {"sheet": "S"})]
+
+
 def test_a_chart_of_a_pptx_is_a_table() -> None:
     chart = deck_with("chart", b"-", 1)
     assert blocks("a.pptx", chart) == [("|  | s |\n| --- | --- |\n| deep | 1 |\n| two | 2.5 |", {"slide": 1})]

@@ -18,9 +18,10 @@ MAX_COLUMNS = 512
 #: characters of a value of metadata, which each segment of its block has
 MAX_VALUE = 500
 
-# Control characters other than tab and newline, lone surrogates, byte order marks, the two non-characters.
-_UNWANTED = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufeff\ufffe\uffff\xad]")
-_LINE_ENDS = re.compile("\r\n|[\r\x0c\x85\u2028\u2029]")
+# Control characters other than white space, lone surrogates, byte order marks, the two non-characters.
+_UNWANTED = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufeff\ufffe\uffff\xad]")
+# U+000B is a line end within a paragraph of PowerPoint.
+_LINE_ENDS = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
 # From the first blank of a run only: from each of them, 400 kB of blanks within a line took minutes.
 _TRAILING = re.compile(r"(?<![ \t])[ \t]+$", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n{3,}")

@@ -21,6 +21,8 @@ p[style-name='Heading 8'] => h6:fresh
 p[style-name='Heading 9'] => h6:fresh
 b => span
 i => span
+br[type='page'] => br
+br[type='column'] => br
 """
 #: elements that mammoth leaves out with the text in them: fields such as the number of a caption, directions of text,
 #: characters with their readings

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator
 from io import BytesIO
 from typing import Any
 
 from ml_rag import abc
 from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip
 from ml_rag.ingest.formats.common import Request, damaged, document, encrypted, metadata, packed, pipe_table
+
+#: how XLSX writes a control character, such as the carriage return that other programs put before a line end
+_CONTROL = re.compile("_x00[01][0-9A-Fa-f]_")
 
 
 def parse_xlsx(_name: str, content: bytes, _request: Request) -> abc.Document:
@@ -37,7 +41,8 @@ def parse_xlsx(_name: str, content: bytes, _request: Request) -> abc.Document:
         for sheet in reader.wb.worksheets:
             sheet.reset_dimensions()  # the declared range is often wrong
             # max_col would fill every row up
-            sheets.append((sheet.title, list(_rows(sheet.iter_rows(values_only=True)))))
+            cells = (map(_without_controls, row) for row in sheet.iter_rows(values_only=True))
+            sheets.append((sheet.title, list(_rows(cells))))
         reader.wb.close()
     return document("xlsx", sheet_blocks(sheets), meta)
 
@@ -82,7 +87,11 @@ class _Silent:
         return None
 
 
-def _rows(cells: Iterable[Sequence[Any]]) -> Iterator[list[str]]:
+def _without_controls(value: Any) -> Any:
+    return _CONTROL.sub(" ", value) if isinstance(value, str) else value
+
+
+def _rows(cells: Iterable[Iterable[Any]]) -> Iterator[list[str]]:
     """Of rows without text, however many, the first one."""
     is_empty = False
     for row in cells:
