@@ -232,6 +232,21 @@ def test_pptx_has_a_block_a_slide() -> None:
     assert parse("a.pptx", deck).metadata["title"] == "A deck"
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("See you at the Café".encode("latin-1"), "See you at the Café"),
+        ("See you at the Café.".encode("latin-1"), "See you at the Café."),
+        ("Coffee and cake: 3 €\n".encode("cp1252"), "Coffee and cake: 3 €"),
+        # cut off
+        ("Grüße from the Café".encode()[:-1], "Grüße from the Caf"),
+        ("See you at the 駅".encode()[:-1], "See you at the"),
+    ],
+)
+def test_the_last_character_of_a_text_is_not_lost(content: bytes, expected: str) -> None:
+    assert parse("a.txt", content).blocks[0].text == expected
+
+
 def test_line_ends_within_paragraphs_keep_words_apart() -> None:
     deck = pptx([("Annual\vReport", "one\vtwo\nthree", "four\vfive")])
     assert blocks("a", deck) == [("# Annual Report\n\n- one two\n- three\n\nNotes: four\nfive", {"slide": 1})]

@@ -60,9 +60,10 @@ def decode(content: bytes, language: str | None = None) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        # One bad byte in a long text, or a character cut off at the end, does not make it another encoding.
-        if error.start >= len(content) - 3 and error.start > 16:
-            return content[: error.start].decode("utf-8")
+        # A character cut off at the end does not make it another encoding; a single byte there can be one of another.
+        before, cut = content[: error.start], content[error.start :]
+        if error.reason == "unexpected end of data" and (len(cut) > 1 or not before.isascii()):
+            return before.decode("utf-8")
     for encoding in (*_declared(content), *_BY_LANGUAGE.get((language or "")[:2].lower(), ())):
         if (text := decode_as(content, encoding)) is not None:
             return text
