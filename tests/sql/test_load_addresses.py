@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -114,6 +115,30 @@ def test_one_document_and_one_that_is_not_there(db: Database, owner: Connection,
     assert "the address cannot be read" in result.output
     result = run(db, "bucket://docs/z*")
     assert "there is no file to load" in result.output
+
+
+@pytest.mark.parametrize("scheme", ["file", "LOCAL"])
+def test_an_address_of_files_of_this_machine_is_a_path(
+    db: Database, owner: Connection, loader: Connection, server: DocumentsServer, tmp_path: Path, scheme: str
+) -> None:
+    """Who may write into a folder has none of the files of whoever loads it put into the store."""
+    folder = tmp_path / "a b"
+    for name in ("a b/a.txt", "a b/.hidden/x.txt", "a b/sub/b.txt", "secret.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
+    os.mkfifo(folder / "fifo.txt")
+    address = f"{scheme}://{tmp_path}/a%20b/"
+    result = run(db, address, "--no-recursive")
+    assert result.exit_code == 0, result.output
+    assert names(owner) == {f"{folder}/a.txt"}
+    assert run(db, address).exit_code == 0
+    assert names(owner) == {f"{folder}/a.txt", f"{folder}/sub/b.txt"}
+    (folder / "a.txt").unlink()
+    assert "there is no file to load" in run(db, f"{address}*.txt").output
+    (folder / "c.txt").write_text("c")
+    assert run(db, f"{address}*.txt").exit_code == 0
+    assert names(owner) == {f"{folder}/c.txt", f"{folder}/sub/b.txt"}
 
 
 class Quiet(SimpleHTTPRequestHandler):

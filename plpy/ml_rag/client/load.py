@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import queue
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +30,8 @@ from ml_rag.work import Task, Work
 
 zstd.install()
 
+#: schemes of addresses of files of this machine: fsspec would follow every link there, and wait at a FIFO
+_LOCAL = re.compile("(?:file|local):", re.IGNORECASE)
 #: documents and bytes of one call: as large as a bar that moves allows
 CALL = (16, 2 * 1024 * 1024)
 
@@ -284,11 +287,16 @@ def _create(connection: psycopg.Connection[Any], store: str, options: Jsonb) -> 
 def _sources(paths: Sequence[Path | str], recursive: bool) -> Iterator[Folder | Remote]:
     for path in paths:
         if isinstance(path, str):
-            yield Remote(path)
+            if (scheme := _LOCAL.match(path)) is None:
+                yield Remote(path)
+                continue
+            location = files.parse(f"file:{path[scheme.end() :]}")
         elif path.absolute().is_dir():
-            yield Folder(files.Location(str(path.absolute()), () if recursive else ("*",)))
+            location = files.Location(str(path.absolute()), ())
         else:
-            yield Folder(files.exactly(str(path.absolute())))
+            location = files.exactly(str(path.absolute()))
+        is_folder = location.file is None and not location.patterns
+        yield Folder(files.Location(location.base, ("*",)) if is_folder and not recursive else location)
 
 
 class _Paths(click.Path):
