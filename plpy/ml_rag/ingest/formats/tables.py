@@ -27,7 +27,13 @@ def parse_csv(name: str, content: bytes, request: Request) -> abc.Document:
 
 
 def _quoted(text: str, delimiter: str) -> Any:
-    return csv.reader((line + "\n" for line in text.split("\n")), delimiter=delimiter)
+    lines = [line + "\n" for line in text.split("\n")]
+    if delimiter != "\t":
+        return csv.reader(lines, delimiter=delimiter)
+    try:
+        return list(csv.reader(lines, delimiter=delimiter, strict=True))
+    except csv.Error:  # few programs quote between tabs: one quote would hide line ends up to the next
+        return csv.reader(text.split("\n"), delimiter=delimiter, quoting=csv.QUOTE_NONE)
 
 
 def _delimiter(text: str) -> str:
