@@ -116,7 +116,7 @@ class Worker:
                 # an engine that saw `cancelled` ends early and quietly: that is no complete answer
                 tell("end", ClientGone() if stop.is_set() or cancelled() else None)
             except BaseException as error:  # noqa: BLE001 - it is raised again on the other side
-                tell("end", error)
+                tell("end", _no_panic(error))
 
         with contextlib.ExitStack() as place:
             place.enter_context(self.admission.place())
@@ -155,7 +155,11 @@ def _without_panics(call: Callable[[], T]) -> T:
     except Exception:
         raise
     except BaseException as error:
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        raise _no_panic(error) from error
+
+
+def _no_panic(error: BaseException) -> Exception:
+    return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
 
 
 @contextlib.contextmanager

@@ -300,9 +300,16 @@ def test_what_a_library_in_rust_raises_is_an_error_of_its_call() -> None:
     def fail() -> None:
         raise Panic("no")
 
+    def begin() -> Iterator[int]:
+        yield 1
+        fail()
+
     async def main() -> None:
+        worker = Worker("m", 2)
         with pytest.raises(RuntimeError, match="Panic: no"):
-            await Worker("m", 2).run(never, fail)
+            await worker.run(never, fail)
+        with pytest.raises(RuntimeError, match="Panic: no"):
+            assert [item async for item in worker.stream(never, begin)] == []
 
     asyncio.run(main())
 
