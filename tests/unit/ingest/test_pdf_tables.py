@@ -11,7 +11,7 @@ from ml_rag.ingest.formats.pdf_grid import Ruling
 from ml_rag.ingest.formats.pdf_tables import find_tables
 from ml_rag.ingest.formats.pdf_words import Word
 from ml_rag.ingest.parse import parse
-from support.office import placed_pdf, text_pdf
+from support.office import placed_pdf, text_pdf, turned_pdf
 from support.shared_data import SHARED, shared
 
 Text = tuple[float, float, str]
@@ -43,6 +43,18 @@ def test_a_table_without_lines_is_one_with_empty_cells_where_there_are_none() ->
         "| Plan | Copay | Deductible |\n| --- | --- | --- |\n"
         "| Basic | $20 | $1,500 |\n| Plus |  | $900 |\n| Gold | $5 | $0 |"
     )
+
+
+@pytest.mark.parametrize("degrees", [0, 90, 180, 270])
+def test_a_page_that_is_turned_to_be_shown_is_read_as_it_is_shown(degrees: int) -> None:
+    rows = [["Plan", "Copay", "Deductible"], ["Basic", "$20", "$1,500"], ["Plus", "$9", "$900"]]
+    above = [(72, 560, "What the plans of this year cost, in a text of several"), (72, 548, "lines, which ends here.")]
+    texts = [*above, *grid(rows, [72, 200, 300], top=500), (72, 400, "Ask your manager.")]
+    assert blocks(turned_pdf(degrees, texts)) == [
+        "What the plans of this year cost, in a text of several lines, which ends here.\n\n"
+        "| Plan | Copay | Deductible |\n| --- | --- | --- |\n| Basic | $20 | $1,500 |\n| Plus | $9 | $900 |\n\n"
+        "Ask your manager."
+    ]
 
 
 def test_text_around_a_table_stays_where_it_is() -> None:

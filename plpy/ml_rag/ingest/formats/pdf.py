@@ -117,6 +117,9 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
         for number in range(1, len(pdf) + 1):
             try:
                 page = pdf[number - 1]
+                if page.get_rotation() and _turn(page, raw):
+                    page.close()
+                    page = pdf[number - 1]
             except pdfium.PdfiumError:
                 broken.append(number)  # one broken page does not take the others away
                 continue
@@ -158,6 +161,22 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
     if repeated:
         meta["running_lines"] = repeated
     return document("pdf", blocks, meta, numbers("page", broken))
+
+
+def _turn(page: Any, raw: Any) -> bool:
+    """Have a page that is turned to be shown drawn as it is shown, once it is opened again, as places are of that."""
+    left, bottom, right, top = page.get_bbox()
+    matrix = {
+        90: (0, -1, 1, 0, -bottom, right), 180: (-1, 0, 0, -1, right, top), 270: (0, 1, -1, 0, top, -left)
+    }[page.get_rotation()]  # fmt: skip
+    width, height = page.get_size()
+    if not raw.FPDFPage_TransFormWithClip(page.raw, raw.FS_MATRIX(*matrix), None):
+        return False
+    raw.FPDFPage_TransformAnnots(page.raw, *matrix)
+    page.set_rotation(0)
+    page.set_mediabox(0, 0, width, height)
+    page.set_cropbox(0, 0, width, height)
+    return True
 
 
 def _without_running(pages: dict[int, list[_Line]], sizes: list[float]) -> tuple[dict[int, list[_Line]], list[str]]:
