@@ -190,14 +190,17 @@ def test_a_password_of_an_address_is_told_nobody(db: Database, owner: Connection
 
 
 class Hostile(Quiet):
-    """Lists a name that is no text, and answers without end."""
+    """Lists a name that is no text, and itself in another order, as Apache does; answers without end."""
 
     def do_HEAD(self) -> None:
         self._begin(200, "Content-Length", "5")
 
     def do_GET(self) -> None:
-        pages = {"/": b'<a href="good.txt">1</a> <a href="no\0text.txt">2</a>', "/good.txt": b"alpha"}
-        if (page := pages.get(self.path)) is not None:
+        pages = {
+            "/": b'<a href="?C=N;O=D">Name</a> <a href="good.txt">1</a> <a href="no\0text.txt">2</a>',
+            "/good.txt": b"alpha",
+        }
+        if (page := pages.get(self.path.partition("?")[0])) is not None:
             self._begin(200, "Content-Length", str(len(page)))
             self.wfile.write(page)
             return

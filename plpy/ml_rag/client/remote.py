@@ -79,7 +79,8 @@ class Address:
         self.found = {
             self._name(path): Found(path, int(info.get("size") or 0), _changed(info))
             for path, info in sorted(listed.items())
-            if not path.rsplit("/", 1)[-1].startswith(".")
+            # nor what sorts the list of a folder of the web
+            if path == self._path or not path.rsplit("/", 1)[-1].startswith((".", "?") if self._is_web else ".")
         }
         return self.found
 
