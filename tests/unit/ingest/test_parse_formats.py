@@ -226,6 +226,18 @@ def test_a_cell_over_many_rows_keeps_its_column() -> None:
     assert only("a.html", short) == "| a | b | c |\n| --- | --- | --- |\n| d |  |  |\n| e | f | g |"
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "<form><tr><td>a<td>b</tr><tr><td>c<td>d</tr></form>",
+        "<tr><td>a<td>b</tr><tr><form><center><td>c</td><td>d</td></center></form></tr>",
+        "<tbody><form><tr><td>a</td><td>b</td></tr></form><div><tr><td>c</td><td>d</td></tr></div></tbody>",
+    ],
+)
+def test_what_stands_around_rows_and_cells_of_a_table_leaves_them_apart(rows: str) -> None:
+    assert only("a.html", f"<html><body><table>{rows}</table>") == "| a | b |\n| --- | --- |\n| c | d |"
+
+
 def test_pptx_has_a_block_a_slide() -> None:
     deck = pptx([("First", "one\ntwo", "say hello"), ("Second", "three", "")])
     assert blocks("a.pptx", deck) == [

@@ -101,6 +101,13 @@ def _convert(soup: BeautifulSoup) -> str:
     for element in soup.find_all(style=re.compile(r"display\s*:\s*none", re.I)):
         if not element.decomposed:
             element.decompose()
+    for part in soup.find_all(["table", "thead", "tbody", "tfoot", "tr"]):
+        waiting: list[Any] = list(part.children)
+        while waiting:
+            child = waiting.pop()
+            if child.name == "div" or child.name in _BLOCKS:  # around rows or cells, whose marks are at its ends
+                child.name = "span"
+                waiting.extend(child.children)
     for element in soup(_BLOCKS):
         element.name = "div"
     _flatten_layout_tables(soup)
