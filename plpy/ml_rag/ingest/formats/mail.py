@@ -75,7 +75,7 @@ def _messages(content: bytes) -> Iterator[bytes]:
 def _parts(message: Any, language: str | None) -> Iterator[Any]:
     """What a reader shows: the body, and texts beside it such as a mailing list's footer."""
     body = message.get_body(preferencelist=("plain", "html"))
-    if body is not None and not _text(body, language).strip():
+    if body is not None and body.get_content_type() == "text/plain" and not _text(body, language).strip():
         body = message.get_body(preferencelist=("html", "plain"))
     if body is not None:
         yield body
