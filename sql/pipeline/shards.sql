@@ -156,38 +156,56 @@ CREATE FUNCTION ml_rag._leave_out_silent(stores ml_rag.store[], OUT answering ml
   OUT missing text[])
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: option partial: the stores, each with those of its shards missing that do not answer, which are
--- warned of
+-- warned of. A store that the call does not name, and that cannot be looked at, is left to the search, which
+-- says so
 -- Reads: the shards, as the caller
 DECLARE
   _store ml_rag.store;
   _shard record;
   _missing regclass[];
   _why text;
+  _is_named boolean;
+  _former_wait text;
 BEGIN
   answering := '{}';
   FOREACH _store IN ARRAY stores LOOP
     _missing := NULL;
-    FOR _shard IN SELECT s.shard, s.server FROM ml_rag._shards(_store.relation) AS s LOOP
-      _why := ml_rag._silent(_shard.shard);
-      CONTINUE WHEN _why IS NULL;
-      IF row_security_active(_store.relation) THEN
-        RAISE EXCEPTION USING ERRCODE = '55000',
-          MESSAGE = format('"%s" cannot be searched in part', _store.vector_store),
-          DETAIL = 'It has row-level security of its own, beside that of its shards.';
+    _is_named := coalesce(_store.found, 'named') = 'named' OR cardinality(stores) = 1;
+    BEGIN
+      IF NOT _is_named THEN
+        _former_wait := ml_rag._limit_wait(1000);
       END IF;
-      _missing := _missing || _shard.shard;
-      missing := missing || _shard.shard::text;
-      RAISE WARNING USING ERRCODE = '01000',
-        MESSAGE = format('shard "%s" of "%s" does not answer; ignored', _shard.shard, _store.vector_store),
-        DETAIL = format('Server "%s": %s.', _shard.server, _why);
-    END LOOP;
-    _store := jsonb_populate_record(_store, jsonb_build_object('missing', _missing));
-    IF cardinality(ml_rag._leaves(_store)) = 0 THEN
-      RAISE EXCEPTION USING ERRCODE = '08006',
-        MESSAGE = format('no shard of "%s" answers', _store.vector_store),
-        DETAIL = format('Missing: %s.', array_to_string(_missing, ', ')),
-        HINT = 'Call again when they are back.';
-    END IF;
+      FOR _shard IN SELECT s.shard, s.server FROM ml_rag._shards(_store.relation) AS s LOOP
+        _why := ml_rag._silent(_shard.shard);
+        CONTINUE WHEN _why IS NULL;
+        IF row_security_active(_store.relation) THEN
+          RAISE EXCEPTION USING ERRCODE = '55000',
+            MESSAGE = format('"%s" cannot be searched in part', _store.vector_store),
+            DETAIL = 'It has row-level security of its own, beside that of its shards.';
+        END IF;
+        _missing := _missing || _shard.shard;
+        missing := missing || _shard.shard::text;
+        RAISE WARNING USING ERRCODE = '01000',
+          MESSAGE = format('shard "%s" of "%s" does not answer; ignored', _shard.shard, _store.vector_store),
+          DETAIL = format('Server "%s": %s.', _shard.server, _why);
+      END LOOP;
+      _store := jsonb_populate_record(_store, jsonb_build_object('missing', _missing));
+      IF cardinality(ml_rag._leaves(_store)) = 0 THEN
+        RAISE EXCEPTION USING ERRCODE = '08006',
+          MESSAGE = format('no shard of "%s" answers', _store.vector_store),
+          DETAIL = format('Missing: %s.', array_to_string(_missing, ', ')),
+          HINT = 'Call again when they are back.';
+      END IF;
+      IF NOT _is_named THEN
+        PERFORM set_config('lock_timeout', _former_wait, true);
+      END IF;
+    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+      -- those of servers have been told apart
+      IF _is_named OR SQLSTATE IN ('57014', '40001') THEN
+        RAISE;
+      END IF;
+      _store := jsonb_populate_record(_store, '{"missing": null}');
+    END;
     answering := answering || _store;
   END LOOP;
 END

@@ -399,6 +399,32 @@ def test_a_server_cannot_end_calls_that_do_not_name_its_stores(unnamed: Shard, a
         assert any("neighbours" in text for *_, text in told) == (call == "neighbours"), state
 
 
+@pytest.mark.parametrize(("what", "state"), [("no user mapping", "42704"), ("a lock", "57014"), ("no server", "08006")])
+def test_a_shard_that_cannot_be_looked_at_ends_no_call_that_does_not_name_its_store(
+    db: Database, unnamed: Shard, four: Connection, owner: Connection, what: str, state: str
+) -> None:
+    """With "partial", shards are looked at before the search."""
+    owner.execute("DROP FOREIGN TABLE other")
+    if what == "no server":
+        four.execute("ALTER TABLE four DETACH PARTITION four_p1")
+        owner.execute("ALTER SERVER server0 OPTIONS (SET port '1')")
+    caller = db.connect("tenant" if what == "no user mapping" else "asker")
+    caller.execute("SET statement_timeout = '5s'")
+    options: dict[str, Any] = {"skip_generate": True, "n_citations": 100, "partial": True}
+    with four.transaction(force_rollback=True):
+        if what == "a lock":
+            four.execute("ALTER FOREIGN TABLE four_s0 OPTIONS (ADD updatable 'true')")
+        for more in ({}, CALLS["words"]):
+            with warnings_of(caller) as told:
+                assert [own["document_name"] for own in answer(caller, "birch", {**options, **more})["citations"]] == [
+                    "p"
+                ]
+            assert any(text == '"public.four" cannot be searched; ignored' for *_, text in told)
+            assert rows(caller, "SHOW lock_timeout") == [("0",)]
+        with error(state, ours=False):
+            answer(caller, "birch", {**options, "vector_store": ["public.four"]})
+
+
 #: what has stores read beside the search: for hints, names of documents, keys to filter by, rows without a vector
 BESIDE: dict[str, dict[str, Any]] = {
     "hint": {"filters": {"colour": {"ne": "x"}}},
