@@ -151,11 +151,14 @@ CREATE FUNCTION ml_rag._known_cosines(request ml_rag.request, stores ml_rag.stor
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: {"vector": of the question, "cosines": {sentence: its cosine}} of the sentences of the hits that
 -- node groups keep with vectors of the first store's model; null = there are none, or the search has no
--- vector of the question itself
+-- vector of the question itself. A group that is locked or cannot be read ends no call, which has not asked
+-- for it: its sentences are embedded anew
 -- Reads: the stores and node groups, as the caller
 DECLARE
   _question @vector@.vector := request.query_embedding;
   _one record;
+  _former_wait text;
+  _is_held boolean;
   _found jsonb;
   _cosines jsonb := '{}';
 BEGIN
@@ -184,23 +187,33 @@ BEGIN
         AND has_table_privilege(g.relation, 'SELECT')
       LIMIT 1) AS g
   LOOP
-    IF _one.found IS DISTINCT FROM 'trusted' THEN
-      PERFORM ml_rag._hold(ml_rag._node_tables(_one.relation));
-    ELSIF NOT ml_rag._hold_trusted(ml_rag._node_tables(_one.relation)) THEN
-      CONTINUE;
-    END IF;
-    EXECUTE format($sql$
-      SELECT jsonb_object_agg(n.node, n.cosine) FILTER (WHERE n.cosine BETWEEN -1.01 AND 1.01) FROM (
-        SELECT n.node, 1 - (n.node_embedding OPERATOR(@vector@.<=>) $1) AS cosine
-        FROM unnest($2, $3, $4) AS h (document, first, last)
-        JOIN %s AS t ON t.%I = h.document::%s AND t.%I BETWEEN h.first AND h.last
-        JOIN %s AS n ON %s
-        WHERE n.node_number > 0 AND n.node_embedding IS NOT NULL) AS n
-      $sql$, ml_rag._relation_name(_one.relation), coalesce(_one.document_id, _one.document_name),
-      CASE WHEN _one.document_id IS NULL THEN 'text' ELSE _one.document_id_type END, _one.segment_number,
-      ml_rag._relation_name(_one.nodes), ml_rag._same_key('n', _one.key, 't', _one.store_key))
-    INTO _found USING _question, _one.documents, _one.first, _one.last;
-    _cosines := _cosines || coalesce(_found, '{}');
+    BEGIN
+      _former_wait := ml_rag._limit_wait(1000);
+      IF _one.found IS DISTINCT FROM 'trusted' THEN
+        PERFORM ml_rag._hold(ml_rag._node_tables(_one.relation));
+        _is_held := true;
+      ELSE
+        _is_held := ml_rag._hold_trusted(ml_rag._node_tables(_one.relation));
+      END IF;
+      PERFORM set_config('lock_timeout', _former_wait, true);
+      CONTINUE WHEN NOT _is_held;
+      EXECUTE format($sql$
+        SELECT jsonb_object_agg(n.node, n.cosine) FILTER (WHERE n.cosine BETWEEN -1.01 AND 1.01) FROM (
+          SELECT n.node, 1 - (n.node_embedding OPERATOR(@vector@.<=>) $1) AS cosine
+          FROM unnest($2, $3, $4) AS h (document, first, last)
+          JOIN %s AS t ON t.%I = h.document::%s AND t.%I BETWEEN h.first AND h.last
+          JOIN %s AS n ON %s
+          WHERE n.node_number > 0 AND n.node_embedding IS NOT NULL) AS n
+        $sql$, ml_rag._relation_name(_one.relation), coalesce(_one.document_id, _one.document_name),
+        CASE WHEN _one.document_id IS NULL THEN 'text' ELSE _one.document_id_type END, _one.segment_number,
+        ml_rag._relation_name(_one.nodes), ml_rag._same_key('n', _one.key, 't', _one.store_key))
+      INTO _found USING _question, _one.documents, _one.first, _one.last;
+      _cosines := _cosines || coalesce(_found, '{}');
+    EXCEPTION WHEN assert_failure OR OTHERS THEN
+      IF SQLSTATE = '40001' THEN
+        RAISE;
+      END IF;
+    END;
   END LOOP;
   RETURN CASE WHEN _cosines <> '{}' THEN
     jsonb_build_object('vector', _question::text::jsonb, 'cosines', _cosines) END;

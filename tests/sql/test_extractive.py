@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.cluster import Connection
+from support.cluster import Connection, Database
 from support.hostile_server import hostile, reply
 from support.models_server import ModelsServer
 from support.nodes import create
@@ -199,6 +199,25 @@ def test_a_node_group_of_another_model_is_left_alone(
     owner.execute("SELECT ml_rag.use_embedding('handbook', 'next')")
     rag(asker, "hotel limit", n_citations=1, vector_store=["public.handbook"])
     assert asked_server.asked["embed_model"] == "other"
+    assert asked_server.cosines is None
+
+
+def test_a_node_group_that_cannot_be_read_ends_no_call(
+    db: Database, owner: Connection, asker: Connection, asked_server: AskedServer
+) -> None:
+    """Nobody has asked for it: its vectors only spare the model some work."""
+    asker.execute("SET statement_timeout = '5s'")
+    for more in ({}, {"vector_store": ["public.handbook"]}):
+        with db.connect().transaction(force_rollback=True) as transaction:
+            transaction.connection.execute("LOCK TABLE handbook_sentences IN ACCESS EXCLUSIVE MODE")
+            assert rag(asker, "hotel limit", n_citations=1, **more)["text"] == "."
+        assert asked_server.cosines is None
+        assert asker.execute("SHOW lock_timeout").fetchone() == ("0",)
+    owner.execute(
+        "CREATE FUNCTION fail() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN ASSERT false; END';"
+        "CREATE POLICY p ON handbook_sentences AS RESTRICTIVE USING (public.fail())"
+    )
+    assert rag(asker, "hotel limit", n_citations=1)["text"] == "."
     assert asked_server.cosines is None
 
 
