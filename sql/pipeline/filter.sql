@@ -65,6 +65,7 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 20 AS $$
 -- end no call, whatever the server of a shard says.
 -- Reads: the store, as the caller
 DECLARE
+  _former_wait text;
   _statement text;
   _context text;
 BEGIN
@@ -72,7 +73,10 @@ BEGIN
     SELECT FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
     WHERE c.oid = store.relation AND c.relkind IN ('r', 'p', 'm') AND a.attname = store.metadata
       AND a.atttypid = 'jsonb'::regtype) THEN
-    PERFORM ml_rag._hold(ml_rag._parts(store.relation)) WHERE store.found = 'trusted';
+    IF store.found = 'trusted' THEN
+      _former_wait := ml_rag._limit_wait(1000);
+      PERFORM ml_rag._hold(ml_rag._parts(store.relation));
+    END IF;
     _statement := format($query$
       SELECT DISTINCT k.key,
         jsonb_typeof(CASE jsonb_typeof(k.value) WHEN 'array' THEN k.value -> 0 ELSE k.value END)
@@ -80,6 +84,7 @@ BEGIN
       CROSS JOIN jsonb_each(CASE jsonb_typeof(s.document) WHEN 'object' THEN s.document END) AS k
       $query$, store.metadata, ml_rag._relation_name(store.relation));
     RETURN QUERY EXECUTE _statement USING n;
+    PERFORM set_config('lock_timeout', _former_wait, true) WHERE _former_wait IS NOT NULL;
   END IF;
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;

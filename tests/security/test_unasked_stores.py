@@ -221,6 +221,18 @@ def test_a_locked_table_is_waited_for_a_second(good: Database, publisher: Connec
     assert ('"evil.kb" cannot be searched; ignored', "55P03") in [(m, d[:5]) for m, d in said]
 
 
+def test_a_hint_waits_for_a_locked_table_no_longer(good: Database, publisher: Connection) -> None:
+    """Why no document is found that is read as a whole is looked for in the metadata of all stores."""
+    publish(publisher)
+    asker = good.connect("asker")
+    asker.execute("SET statement_timeout = '10s'")
+    whole = {"document_name": ["none"], "filters": {"colour": "x"}, "model_options": {"task": "summarization"}}
+    with publisher.transaction():
+        publisher.execute("LOCK TABLE evil.kb IN ACCESS EXCLUSIVE MODE")
+        with error("P0002", "no segment found"):
+            ask(asker, **whole)
+
+
 CHANGES: dict[str, str] = {
     "dropped": "DROP TABLE evil.kb",
     "renamed": "ALTER TABLE evil.kb RENAME TO other",
