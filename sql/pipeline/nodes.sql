@@ -45,7 +45,8 @@ BEGIN
     EXCEPTION WHEN data_exception OR statement_too_complex THEN
       CONTINUE;
     END;
-    CONTINUE WHEN jsonb_typeof(_options) <> 'object' OR jsonb_typeof(_options -> 'merge') <> 'boolean';
+    CONTINUE WHEN jsonb_typeof(_options) <> 'object' OR jsonb_typeof(_options -> 'merge') <> 'boolean'
+      OR jsonb_typeof(_options -> 'document') <> 'string';
     RETURN QUERY SELECT _one.conrelid::regclass, _options ->> 'name', _options,
       ARRAY(SELECT a.attname FROM unnest(_one.conkey) WITH ORDINALITY AS k (attnum, place)
             JOIN pg_attribute AS a ON a.attrelid = _one.conrelid AND a.attnum = k.attnum ORDER BY k.place),

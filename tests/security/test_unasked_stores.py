@@ -62,11 +62,15 @@ PLANTS: dict[str, str] = {
     "node groups that are none": (
         "ALTER TABLE evil.kb ADD PRIMARY KEY (document_id, segment_number);"
         + "".join(
-            f"CREATE TABLE evil.n{n} (document_id bigint, segment_number integer, node_number integer,"
+            f"CREATE TABLE evil.n{n} (document_id bigint, segment_number integer, node_number integer, node text,"
+            " node_embedding vector(16), text_hash bigint,"
             " FOREIGN KEY (document_id, segment_number) REFERENCES evil.kb);"
             f"COMMENT ON TABLE evil.n{n} IS 'ML_RAG_NODE_GROUP={comment}';"
             for n, comment in enumerate(
-                ["7", "[1]", '{"name": "sentences", "merge": 3, "embed_model_id": "fake-embed"}', "{"]
+                [
+                    *("7", "[1]", '{"name": "sentences", "merge": 3, "embed_model_id": "fake-embed"}', "{"),
+                    '{"name": "sentences", "merge": false, "embed_model_id": "fake-embed", "document": {"a": 1}}',
+                ]
             )
         )
         + "CREATE TABLE evil.deep (document_id bigint, segment_number integer,"
@@ -205,6 +209,12 @@ def test_what_was_left_out_is_said(good: Database, publisher: Connection) -> Non
     # and so does who has no other one
     with error("22000", ours=False):
         ask(asker, exclude_vector_store=["good"])
+
+
+def test_node_groups_that_are_none_are_left_out(good: Database, publisher: Connection) -> None:
+    publish(publisher, PLANTS["node groups that are none"])
+    document, _ = ask(good.connect("asker"), arms=[{"search": "semantic", "in": "sentences"}])
+    assert texts(document)
 
 
 @pytest.mark.parametrize("path", ["semantic", "hybrid", "overlap", "documents that the question names"])
