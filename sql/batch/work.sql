@@ -100,7 +100,11 @@ EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   PERFORM ml_rag._python('stop_work', jsonb_build_array(job));
   IF _fallback IS NULL OR SQLSTATE IN ('57014', 'P0004') THEN
     RAISE;
-  ELSIF SQLSTATE <> '55006' THEN
+  ELSIF SQLSTATE = '55006' THEN
+    RAISE NOTICE USING MESSAGE = SQLERRM,
+      DETAIL = 'What has just been written may have no nodes, as that session can be past it.',
+      HINT = format('Once it is done: CALL ml_rag.refresh_node_groups(%L);', _fallback ->> 'store');
+  ELSE
     RAISE WARNING USING ERRCODE = '01000',
       MESSAGE = format('node groups of "%s" are not filled: %s', _fallback ->> 'store', SQLERRM),
       DETAIL = concat_ws(' ', SQLSTATE, _detail),

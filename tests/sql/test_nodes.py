@@ -737,6 +737,26 @@ def test_documents_are_loaded_whatever_becomes_of_their_nodes(
     assert nodes(loader, "own") == {(1, 1): ["Alpha one."]}
 
 
+def test_a_load_tells_that_another_session_fills_the_group(
+    db: Database, loader: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    """That one can be past what the load has changed."""
+    write(folder, a="Alpha one.")
+    load(loader, f"{folder}/")
+    create(loader, "sentences", transform="sentence")
+    write(folder, a="Alpha two.")
+    told: list[tuple[str | None, str | None]] = []
+    loader.add_notice_handler(lambda d: told.append((d.message_primary, d.message_hint)))
+    other = db.connect()
+    with other.transaction():
+        other.execute("SELECT ml_rag._lock_nodes('docs'::regclass, 'sentences')")
+        assert counts(load(loader, f"{folder}/"))["changed"] == 1
+    ((message, hint),) = [(m, h) for m, h in told if "another session" in str(m)]
+    assert message == 'node group "sentences" of "public.docs" is being filled by another session'
+    assert hint == "Once it is done: CALL ml_rag.refresh_node_groups('public.docs');"
+    assert refresh(loader)["parents"] == 1
+
+
 def test_a_vectorizer_makes_the_nodes_of_rows(items: Connection) -> None:
     create(items, "sentences", "items", transform="sentence")
     query = "SELECT id, node FROM items_sentences WHERE node_number > 0 ORDER BY 1, node_number"
