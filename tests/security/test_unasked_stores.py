@@ -217,6 +217,46 @@ def test_node_groups_that_are_none_are_left_out(good: Database, publisher: Conne
     assert texts(document)
 
 
+@pytest.mark.parametrize("model", ["nosuch", "fake-generate"])
+@pytest.mark.parametrize("what", ["node group", "embedding"])
+def test_a_model_that_cannot_embed_is_left_out(good: Database, publisher: Connection, model: str, what: str) -> None:
+    """It was taken away from the model server, say."""
+    owner, asker = good.connect(), good.connect("asker")
+    if what == "node group":
+        options = {"name": "sentences", "merge": False, "embed_model_id": model}
+        publish(
+            publisher,
+            "ALTER TABLE evil.kb ADD PRIMARY KEY (document_id, segment_number);"
+            "CREATE TABLE evil.n (document_id bigint, segment_number integer, node_number integer, node text,"
+            " node_embedding vector(16), text_hash bigint,"
+            " FOREIGN KEY (document_id, segment_number) REFERENCES evil.kb);"
+            f"COMMENT ON TABLE evil.n IS 'ML_RAG_NODE_GROUP={json.dumps(options)}';"
+            "COMMENT ON COLUMN evil.kb.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'",
+        )
+        arm = {"search": "semantic", "in": "sentences"}
+    else:
+        owner.execute("CALL ml_rag.add_embedding('good', 'more', '{\"embed_model_id\": \"fake-embed\"}')")
+        publish(
+            publisher,
+            "ALTER TABLE evil.kb ADD more vector(16);"
+            f"COMMENT ON COLUMN evil.kb.more IS 'GENAI_OPTIONS=EMBED_MODEL_ID={model},EMBEDDING=more';"
+            "COMMENT ON COLUMN evil.kb.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'",
+        )
+        arm = {"search": "semantic", "embedding": "more"}
+    said = warnings(asker)
+    try:
+        document, _ = ask(asker, arms=[arm])
+        assert texts(document)
+        assert any(model in message and "left out" in message for message, _ in said)
+        # who names the store gets its error, and so does who has no other one
+        for options in ({"vector_store": ["evil.kb", "public.good"]}, {"exclude_vector_store": ["good"]}):
+            with error("22023", model):
+                ask(asker, arms=[arm], **options)
+    finally:
+        if what == "embedding":
+            owner.execute("SELECT ml_rag.drop_embedding('good', 'more')")
+
+
 @pytest.mark.parametrize("path", ["semantic", "hybrid", "overlap", "documents that the question names"])
 def test_a_locked_table_is_waited_for_a_second(good: Database, publisher: Connection, path: str) -> None:
     publish(publisher)

@@ -373,7 +373,8 @@ class Search:
     def _nodes(self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int) -> Nodes:
         """Raises NoIndex where the store has no such group that the arm can search."""
         found = _run(self._plpy, "nodes", json.dumps(record(source.store)), asked.record, asked.node_group)[0]
-        if found["store"] is None:
+        embedding = self.vectors.embeddings.get((place, source.store.relation))
+        if found["store"] is None or (asked.takes_vectors and embedding is None):
             raise NoIndex
         own = json.loads(found["own"])
         store = discovery.of_record(self._plpy, self._context.schema, json.loads(found["store"]), found["relation"])

@@ -9,7 +9,11 @@ from typing import Any
 from ml_rag.backend.embed import read_bytes
 from ml_rag.backend.retrieval.request import AskedArm, Request
 from ml_rag.backend.retrieval.stores import Embedding, Store, record
+from ml_rag.backend.sqlstate import sqlstate
 from ml_rag.backend.statements import Statements
+
+#: errors that are of one model: unknown or of another task, not available, failed
+_OF_MODEL = ("22023", "55000", "38000")
 
 _run = Statements(
     {
@@ -110,6 +114,17 @@ def _hint_of_words(options: dict[str, Any]) -> str:
     return ", ".join([*ways, 'with "skip_generate": true or by ml_rag_search.'])
 
 
+def _leave_out(made: Vectors, model: str | None, stores: list[Store]) -> bool:
+    """Let no arm search vectors of a model. False where the call names a store with such, or an arm has no other."""
+    found = {store.relation: store.found for store in stores}
+    having = [at for at, own in made.embeddings.items() if own is not None and own.model == model]
+    others = {place for (place, _), own in made.embeddings.items() if own is not None and own.model != model}
+    if any(found[relation] == "named" or place not in others for place, relation in having):
+        return False
+    made.embeddings |= dict.fromkeys(having)
+    return True
+
+
 def make(
     plpy: Any, request: Request, question: str, stores: list[Store], vector: str | None, stage: Callable[[str], None]
 ) -> Vectors:
@@ -135,7 +150,13 @@ def make(
                 wanted.setdefault(other or main, {})[place, other] = arm.query or (question,)
     for model, texts in wanted.items():
         stage(model or "")
-        made.own |= dict(zip(texts, embed(plpy, request, list(texts.values()), model), strict=True))
+        try:
+            made.own |= dict(zip(texts, embed(plpy, request, list(texts.values()), model), strict=True))
+        except plpy.SPIError as e:
+            if model == main or sqlstate(e) not in _OF_MODEL or not _leave_out(made, model, stores):
+                raise
+            what = f"model {str(model)[:100]} cannot embed the question; what stores have by it is left out"
+            plpy.warning(what, detail=str(e)[:500], sqlstate="01000")
     if (0, None) in made.own:
         made.question = made.own.pop((0, None))
     if made.question is None:  # where nothing asks for the question's own, distances are those of the first there is
