@@ -166,6 +166,38 @@ def test_a_cancelled_call_is_cancelled(db: Database, owner: Connection) -> None:
     assert block.startswith("PL/pgSQL function inline_code_block")
 
 
+#: the session is cancelled just before the next search by words warns of a store without an index
+CANCEL = """
+DO LANGUAGE plpython3u $$
+import os, signal
+from ml_rag.backend.retrieval import reasons
+listed = reasons._listed
+def cancel(stores):
+    reasons._listed = listed
+    os.kill(os.getpid(), signal.SIGINT)
+    return listed(stores)
+reasons._listed = cancel
+$$"""
+
+
+def test_so_is_one_that_warns_in_that_moment(owner: Connection) -> None:
+    """PostgreSQL looks for a cancel after each warning, and PL/Python has another class for what comes of that."""
+    create_store(owner, rows=ROWS)
+    owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
+    create_store(owner, "plain", rows=ROWS)
+    owner.execute("CREATE TABLE asked (id integer PRIMARY KEY, q text)")
+    owner.execute("INSERT INTO asked VALUES (1, 'two'), (2, 'five')")
+    owner.execute("CREATE TABLE answers (id integer PRIMARY KEY, a jsonb)")
+    options = '{"keyword_search": true, "semantic_search": false, "skip_generate": true}'
+    search = f"SELECT * FROM ml_rag_search('two', '{options}')"
+    owner.execute(search)
+    for call in (search, f"CALL ml_rag_table('public.asked.q', 'public.answers.a', '{options}')"):
+        owner.execute(CANCEL)
+        error = raised(owner, call)
+        assert (error.sqlstate, error.diag.message_primary) == ("57014", "canceling statement due to user request")
+    assert owner.execute("SELECT FROM answers").fetchall() == []
+
+
 def test_an_error_of_a_function_of_others_keeps_its_context(owner: Connection) -> None:
     """Its owner looks for it."""
     owner.execute(

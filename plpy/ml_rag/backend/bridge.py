@@ -90,7 +90,7 @@ def outcome(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[
             return function(plpy, *args, **kwargs), None
         except MlRagError as e:
             error = {"sqlstate": e.sqlstate, "message": e.message, "detail": e.detail, "hint": e.hint}
-        except plpy.SPIError as e:
+        except (plpy.SPIError, plpy.Error) as e:  # the latter: a cancel that comes with a message to the client
             _, detail, hint, *_ = getattr(e, "spidata", None) or (None, None, None)
             error = {"sqlstate": sqlstate(e), "message": str(e)}
             error |= {key: text for key, text in (("detail", detail), ("hint", hint)) if text}

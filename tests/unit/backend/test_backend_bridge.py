@@ -25,6 +25,9 @@ class FakePlpy:
     class SPIError(Exception):
         sqlstate = "57014"
 
+    class Error(Exception):
+        sqlstate = "57014"
+
 
 class FakeServer:
     def __init__(self, reply: Any) -> None:
@@ -56,8 +59,9 @@ def test_an_error_of_ours_becomes_a_value() -> None:
     }
 
 
-def test_postgresqls_own_error_keeps_its_sqlstate() -> None:
-    assert outcome_of(FakePlpy.SPIError("canceling")) == {"sqlstate": "57014", "message": "canceling"}
+@pytest.mark.parametrize("raised", [FakePlpy.SPIError, FakePlpy.Error])
+def test_postgresqls_own_error_keeps_its_sqlstate(raised: type[Exception]) -> None:
+    assert outcome_of(raised("canceling")) == {"sqlstate": "57014", "message": "canceling"}
 
 
 def test_a_defect_is_not_xx000() -> None:
