@@ -45,6 +45,13 @@ _TYPES = "vartype consttype funcresulttype opresulttype aggtype wintype resultty
 _TYPE_FIELDS = f"{_TYPES} minmaxtype refrestype".split()
 
 
+#: nanoseconds for each byte of a text that is read as a value of another type
+_READ, _READ_JSONB = 75.0, 340.0
+#: and for the square of their number, of types by their OIDs: tsquery, xml, whose attributes are compared, and arrays
+_TSQUERY, _XML = 0.06, 0.015
+_READ_SQUARE = {3615: _TSQUERY, 3645: _TSQUERY, 142: _XML, 143: _XML}
+
+
 def _costs() -> dict[str, tuple[tuple[int, ...], float]]:
     """Measured on an AMD EPYC with PostgreSQL 15: signature -> arguments whose sizes are multiplied, nanoseconds for
     each byte of the product. No arguments: of the sum of all."""
@@ -66,6 +73,12 @@ def _costs() -> dict[str, tuple[tuple[int, ...], float]]:
     # of each pair of words of the query up to 256 places each
     add(5e4, (1, 1), "ts_rank ts_rank_cd", "tsvector, tsquery", "tsvector, tsquery, integer")
     add(5e4, (2, 2), "ts_rank ts_rank_cd", "real[], tsvector, tsquery", "real[], tsvector, tsquery, integer")
+    # the square of the number of words, to whose places the operators between them are linked
+    queries = "to_tsquery plainto_tsquery phraseto_tsquery websearch_to_tsquery"
+    add(_TSQUERY, (0, 0), queries, "text")
+    add(_TSQUERY, (1, 1), f"{queries} ts_match_tt", "regconfig, text", "text, text")
+    # each TMMon makes upper case of all that is left of the text
+    add(5, (0, 1), "to_date to_timestamp", "text, text")
     add(450, (), "similarity similarity_dist similarity_op", "text, text")
     add(100, (), "jsonb_concat", "jsonb, jsonb")
     add(100, (), "jsonb_delete", "jsonb, text", "jsonb, integer")
@@ -78,8 +91,6 @@ def _costs() -> dict[str, tuple[tuple[int, ...], float]]:
 
 
 _COSTS = _costs()
-#: nanoseconds for each byte of a text that is read as a value of another type
-_READ, _READ_JSONB = 75.0, 340.0
 #: functions of large results
 _MAKERS = {"repeat", "lpad", "rpad", "array_fill", "format", "bpchar", "bit"}
 #: aggregates and window functions that return one of the values that they are given
@@ -155,7 +166,8 @@ class _Sizes:
             argument = node.node("arg")
             if argument is None or result in _FIXED or result in _TEXT or _type(argument) in _FIXED:
                 return None
-            cost = self._size(argument, scope) * (_READ_JSONB if result == _JSONB else _READ)
+            size = self._size(argument, scope)
+            cost = size * (_READ_JSONB if result == _JSONB else _READ) + size * size * _READ_SQUARE.get(result, 0)
             return "it reads a text that may be too large as a value of another type" if cost > NANOSECONDS else None
         signature = self._signatures.get(_function(node), "")
         arguments = _arguments(node)
