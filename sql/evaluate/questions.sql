@@ -177,38 +177,14 @@ DECLARE
   _store ml_rag.store;
   _column name;
   _near text;
-  _lock_timeout text;
-  _statement text;
-  _context text;
 BEGIN
   FOREACH _store IN ARRAY coalesce(stores, '{}') LOOP
     EXIT WHEN cardinality(_unknown) = 0;
     _column := CASE match WHEN 'document_id' THEN _store.document_id ELSE _store.document_name END;
-    IF _column IS NULL THEN
+    _found := CASE WHEN _column IS NOT NULL THEN ml_rag._read_apart(_store, format(
+        'SELECT array_agg(n.name) FROM (SELECT DISTINCT t.%I::text AS name', _column), ') AS n')::text[]
       -- its rows are called by its own name
-      _found := CASE WHEN match <> 'document_id' THEN ARRAY[_store.vector_store] END;
-    ELSE
-      BEGIN
-        _lock_timeout := NULL;
-        IF _store.found = 'trusted' THEN
-          _lock_timeout := ml_rag._limit_wait(1000);
-        END IF;
-        PERFORM ml_rag._hold(ml_rag._parts(_store.relation));
-        _statement := format('SELECT array_agg(n.name) FROM (SELECT DISTINCT t.%I::text AS name FROM %s '
-          'AS t) AS n', _column, _store.relation);
-        EXECUTE _statement INTO _found;
-        IF _lock_timeout IS NOT NULL THEN
-          PERFORM set_config('lock_timeout', _lock_timeout, true);
-        END IF;
-      EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-        GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
-        IF coalesce(_store.found, 'named') = 'named' OR ml_rag._ends_call(SQLSTATE, _context, _statement) THEN
-          RAISE;
-        END IF;
-        -- the first question says so
-        CONTINUE;
-      END;
-    END IF;
+      WHEN match <> 'document_id' THEN ARRAY[_store.vector_store] END;
     _names := _names || _found[1:_most];
     -- by the last part of a path, so that it is a hash join
     _unknown := ARRAY(

@@ -6,65 +6,38 @@ CREATE FUNCTION ml_rag._list_documents(stores ml_rag.store[], with_titles boolea
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the documents of the stores that the caller may see, as [[name, [titles]]], at most 20000; titles
 -- are that of the metadata, and the heading that the first segment stands under. first: names that come
--- before others. A store that the call does not name, and that cannot be read, is left to the search, which
--- says so
+-- before others
 -- Reads: the stores, as the caller
 DECLARE
   _most CONSTANT integer := 20000;
   _store ml_rag.store;
   _name text;
-  _is_named boolean;
-  _former_wait text;
-  _statement text;
-  _context text;
-  _found jsonb;
   _documents jsonb := '[]';
 BEGIN
   FOREACH _store IN ARRAY coalesce(stores, '{}') LOOP
     EXIT WHEN jsonb_array_length(_documents) >= _most;
     _name := ml_rag._document_name(_store);
-    _is_named := coalesce(_store.found, 'named') = 'named';
-    BEGIN
-      IF NOT _is_named THEN
-        _former_wait := ml_rag._limit_wait(1000);
-        PERFORM ml_rag._hold(ml_rag._parts(_store.relation));
-      END IF;
-      IF _name = quote_literal(_store.vector_store) THEN
-        -- its rows are called by its own name
-        _found := jsonb_build_array(jsonb_build_array(_store.vector_store, jsonb_build_array(
-          (SELECT c.relname FROM pg_class AS c WHERE c.oid = _store.relation))));
-      ELSE
-        _statement := format($query$
-          SELECT jsonb_agg(jsonb_build_array(d.name, CASE WHEN $2 THEN (
-            SELECT coalesce(jsonb_agg(left(t.title, 300) ORDER BY t.place), '[]')
-            FROM (VALUES (1, d.metadata ->> 'title'), (2, d.metadata -> 'headings' ->> -1)) AS t (place,
-              title)
-            WHERE t.title ~ '[^[:space:]]')
-            ELSE '[]' END))
-          FROM (SELECT n.name, n.metadata
-                FROM (SELECT DISTINCT ON (r.name) r.name, r.metadata
-                      FROM (SELECT %1$s AS name, %2$s AS place, %3$s AS metadata FROM %4$s AS t
-                        WHERE %5$s) AS r
-                      ORDER BY r.name, r.place) AS n
-                ORDER BY n.name = ANY ($3) DESC, n.name LIMIT $1) AS d
-          $query$, _name,
-          CASE WHEN _store.segment_number IS NULL THEN '1' ELSE format('t.%I', _store.segment_number) END,
-          CASE WHEN with_titles AND _store.metadata IS NOT NULL THEN
-            format('to_jsonb(t.%I)', _store.metadata) ELSE 'NULL::jsonb' END,
-          ml_rag._rows_of(_store),
-          format('t.%I IS NOT NULL', coalesce(_store.document_name, _store.segment)));
-        EXECUTE _statement INTO _found USING _most, with_titles, first;
-      END IF;
-      _documents := _documents || coalesce(_found, '[]');
-      IF NOT _is_named THEN
-        PERFORM set_config('lock_timeout', _former_wait, true);
-      END IF;
-    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-      GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
-      IF _is_named OR ml_rag._ends_call(SQLSTATE, _context, _statement) THEN
-        RAISE;
-      END IF;
-    END;
+    IF _name = quote_literal(_store.vector_store) THEN
+      -- its rows are called by its own name
+      _documents := _documents || jsonb_build_array(jsonb_build_array(_store.vector_store, jsonb_build_array(
+        (SELECT c.relname FROM pg_class AS c WHERE c.oid = _store.relation))));
+      CONTINUE;
+    END IF;
+    _documents := _documents || coalesce(ml_rag._read_apart(_store, format($query$
+      SELECT jsonb_agg(jsonb_build_array(d.name, CASE WHEN %L::boolean THEN (
+        SELECT coalesce(jsonb_agg(left(t.title, 300) ORDER BY t.place), '[]')
+        FROM (VALUES (1, d.metadata ->> 'title'), (2, d.metadata -> 'headings' ->> -1)) AS t (place, title)
+        WHERE t.title ~ '[^[:space:]]')
+        ELSE '[]' END))
+      FROM (SELECT n.name, n.metadata
+            FROM (SELECT DISTINCT ON (r.name) r.name, r.metadata
+                  FROM (SELECT %s AS name, %s AS place, %s AS metadata$query$, with_titles, _name,
+        CASE WHEN _store.segment_number IS NULL THEN '1' ELSE format('t.%I', _store.segment_number) END,
+        CASE WHEN with_titles AND _store.metadata IS NOT NULL THEN
+          format('to_jsonb(t.%I)', _store.metadata) ELSE 'NULL::jsonb' END),
+      format('WHERE t.%I IS NOT NULL) AS r ORDER BY r.name, r.place) AS n'
+        ' ORDER BY n.name = ANY ($1) DESC, n.name LIMIT %s) AS d',
+        coalesce(_store.document_name, _store.segment), _most), first)::jsonb, '[]');
   END LOOP;
   RETURN _documents;
 END

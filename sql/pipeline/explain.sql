@@ -14,12 +14,6 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: how many rows with a text a search by meaning cannot find, of those that the caller sees; null if
 -- there can be none, or if they cannot be counted and the call does not name the store
 -- Reads: the store, as the caller
-DECLARE
-  _n bigint;
-  _is_named boolean := store.found IS DISTINCT FROM 'trusted';
-  _former_wait text;
-  _context text;
-  _statement text;
 BEGIN
   IF NOT EXISTS (
     SELECT FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
@@ -27,23 +21,8 @@ BEGIN
       AND c.relkind IN ('r', 'p')) THEN
     RETURN NULL;
   END IF;
-  IF NOT _is_named THEN
-    _former_wait := ml_rag._limit_wait(1000);
-    PERFORM ml_rag._hold(ml_rag._parts(store.relation));
-  END IF;
-  _statement := format('SELECT count(*) FROM %s AS t WHERE t.%I IS NULL AND t.%I::text ~ ''[^[:space:]]''',
-    ml_rag._rows_of(store), store.segment_embedding, store.segment);
-  EXECUTE _statement INTO _n;
-  IF NOT _is_named THEN
-    PERFORM set_config('lock_timeout', _former_wait, true);
-  END IF;
-  RETURN nullif(_n, 0);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
-  IF _is_named OR ml_rag._ends_call(SQLSTATE, _context, _statement) THEN
-    RAISE;
-  END IF;
-  RETURN NULL;
+  RETURN nullif(ml_rag._read_apart(store, 'SELECT count(*)', format(
+    'WHERE t.%I IS NULL AND t.%I::text ~ ''[^[:space:]]''', store.segment_embedding, store.segment)), '0');
 END
 $$;
 

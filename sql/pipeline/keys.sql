@@ -76,39 +76,6 @@ column it is COMMENT ON COLUMN; keys of the metadata are kept in the comment of 
 Errors: 22023 empty or long key, long description, a column of embeddings; 42703 neither such a column nor
 metadata; 42501.$$;
 
-CREATE FUNCTION ml_rag._common_keys(store ml_rag.store) RETURNS SETOF text
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the keys that most rows have in their metadata, with values that are not objects, at most 20; of
--- the first thousand rows. A store that the call does not name, and that cannot be read, is left to the
--- search, which says so
--- Reads: the store, as the caller
-DECLARE
-  _former_wait text;
-  _context text;
-  _statement text;
-BEGIN
-  IF store.found <> 'named' THEN
-    _former_wait := ml_rag._limit_wait(1000);
-    PERFORM ml_rag._hold(ml_rag._parts(store.relation));
-  END IF;
-  _statement := format($query$
-    SELECT e.key FROM (SELECT to_jsonb(t.%I) AS metadata FROM %s AS t LIMIT 1000) AS m,
-      jsonb_each(CASE jsonb_typeof(m.metadata) WHEN 'object' THEN m.metadata ELSE '{}' END) AS e
-    WHERE jsonb_typeof(e.value) IN ('string', 'number', 'boolean') AND length(e.key) <= 200
-      AND length(e.value::text) <= 100
-    GROUP BY e.key
-    HAVING count(*) * 2 > (SELECT count(*) FROM (SELECT FROM %2$s AS t LIMIT 1000) AS n)
-    ORDER BY e.key COLLATE "C" LIMIT 20$query$, store.metadata, ml_rag._rows_of(store));
-  RETURN QUERY EXECUTE _statement;
-  PERFORM set_config('lock_timeout', _former_wait, true) WHERE _former_wait IS NOT NULL;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
-  IF coalesce(store.found, 'named') = 'named' OR ml_rag._ends_call(SQLSTATE, _context, _statement) THEN
-    RAISE;
-  END IF;
-END
-$$;
-
 CREATE FUNCTION ml_rag._filter_keys(stores ml_rag.store[], wanted jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: what the model may filter by, [{key, kind, is_list, description, values}], at most 60
@@ -121,6 +88,7 @@ DECLARE
   _store ml_rag.store;
   _found jsonb := '[]';
   _described jsonb;
+  _common jsonb;
 BEGIN
   FOREACH _store IN ARRAY coalesce(stores, '{}') LOOP
     _found := _found || (
@@ -171,12 +139,25 @@ BEGIN
               WHERE s.schemaname = n.nspname AND s.tablename = c.relname AND s.attname = a.attname
                 AND s.avg_width <= 60)))));
     CONTINUE WHEN _store.metadata IS NULL;
+    IF wanted = 'true' THEN
+      -- the keys that most rows have, with values that are not objects, at most 20; of the first thousand
+      -- rows
+      _common := ml_rag._read_apart(_store, format(
+        'WITH first AS MATERIALIZED (SELECT to_jsonb(t.%I) AS metadata', _store.metadata), $query$LIMIT 1000)
+        SELECT jsonb_agg(k.key) FROM (
+          SELECT e.key FROM first AS f,
+            jsonb_each(CASE jsonb_typeof(f.metadata) WHEN 'object' THEN f.metadata ELSE '{}' END) AS e
+          WHERE jsonb_typeof(e.value) IN ('string', 'number', 'boolean') AND length(e.key) <= 200
+            AND length(e.value::text) <= 100
+          GROUP BY e.key HAVING count(*) * 2 > (SELECT count(*) FROM first)
+          ORDER BY e.key COLLATE "C" LIMIT 20) AS k$query$);
+    END IF;
     _described := (SELECT k.keys FROM ml_rag._metadata_keys(_store.relation, _store.metadata) AS k);
     _found := _found || coalesce((
       SELECT jsonb_agg(jsonb_strip_nulls(jsonb_build_object('key', k.key, 'kind', 'any', 'is_list', false,
         'description', left(_described ->> k.key, 1000))) ORDER BY k.key COLLATE "C")
       FROM (SELECT jsonb_object_keys(_described) WHERE wanted = 'true'
-            UNION SELECT c FROM ml_rag._common_keys(_store) AS c WHERE wanted = 'true'
+            UNION SELECT jsonb_array_elements_text(_common)
             UNION SELECT jsonb_array_elements_text(CASE WHEN wanted = 'true' THEN '[]'
               ELSE wanted END)) AS k (key)
       WHERE NOT _found @> jsonb_build_array(jsonb_build_object('key', k.key))

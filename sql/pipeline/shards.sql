@@ -63,6 +63,36 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._read_apart(store ml_rag.store, head text, tail text,
+  given text[] DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: the value of a statement over the rows t of a store, which stand between head and tail; given: $1
+-- Null of a store that the call does not name, and that cannot be read: the search says so
+-- Reads: the store, as the caller
+DECLARE
+  _is_named boolean := store.found IS DISTINCT FROM 'trusted';
+  _former_wait text;
+  _statement text;
+  _context text;
+  _found text;
+BEGIN
+  IF NOT _is_named THEN
+    _former_wait := ml_rag._limit_wait(1000);
+  END IF;
+  PERFORM ml_rag._hold(ml_rag._parts(store.relation));
+  _statement := concat(head, ' FROM ', ml_rag._rows_of(store), ' AS t ', tail);
+  EXECUTE _statement INTO _found USING given;
+  PERFORM set_config('lock_timeout', _former_wait, true) WHERE _former_wait IS NOT NULL;
+  RETURN _found;
+EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
+  GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
+  IF _is_named OR ml_rag._ends_call(SQLSTATE, _context, _statement) THEN
+    RAISE;
+  END IF;
+  RETURN NULL;
+END
+$$;
+
 CREATE FUNCTION ml_rag._why_silent(sqlstate text, message text, detail text, is_of_server boolean)
 RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$

@@ -283,7 +283,7 @@ HELD_BY = {
     "_pending_nodes": {"_count_calls", "_node_status", "backend/jobs/node_group.py"},
     "_place_calls": {"create_vectorizer", "distribute_store"},
     "_read_waiting": {"_count_waiting", "_vectorizers"},
-    "_rows_of": {"_common_keys", "_list_documents", "_segments_of", "_tune_index", "_without_embedding"},
+    "_rows_of": {"_read_apart", "_segments_of", "_tune_index"},
     "_segments_of": {"_read_documents"},
     "_take_back_column": {"create_vectorizer"},
     "_take_back_segments": {"create_vectorizer"},
