@@ -11,6 +11,7 @@ from typing import Any
 from ml_rag.backend import rights
 from ml_rag.backend.load import Rows, embed_segments
 from ml_rag.backend.sqlstate import sqlstate
+from ml_rag.backend.statements import Statements
 from ml_rag.errors import DocumentError
 from ml_rag.protocol import LOAD_KEYS, MAX_SEGMENTS
 
@@ -50,19 +51,12 @@ _STATEMENTS = {
         *("oid", "text", "int8", "jsonb", "int4", "jsonb[]", "text[]", "name[]", "text[]"),
     ),
 }
-_plans: dict[str, Any] = {}
+_run = Statements(_STATEMENTS)
 
 #: characters of all segments that a function makes of a document
 MAX_SPLIT_CHARACTERS = 256 * 1024 * 1024
 
 Embed = Callable[[list[str], str], list[str]]
-
-
-def _plan(plpy: Any, name: str) -> Any:
-    if name not in _plans:
-        statement, *types = _STATEMENTS[name]
-        _plans[name] = plpy.prepare(statement, [f"pg_catalog.{type_name}" for type_name in types])
-    return _plans[name]
 
 
 #: What a function makes of a text, up to the first row that is one too many, or comes after too many characters. In
@@ -116,7 +110,7 @@ class SqlStore:
         self._may_commit = may_commit
 
     def _run(self, name: str, *arguments: Any) -> Any:
-        return self._plpy.execute(_plan(self._plpy, name), [self._store, *arguments])
+        return _run(self._plpy, name, self._store, *arguments)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -128,7 +122,7 @@ class SqlStore:
             # A lock of the session outlives the call where it is not given back, so a cancel must not prevent that.
             for attempt in range(3):
                 try:
-                    self._plpy.execute(_plan(self._plpy, "unlock"), [key])
+                    _run(self._plpy, "unlock", key)
                     break
                 except self._plpy.SPIError:
                     if attempt == 2:
