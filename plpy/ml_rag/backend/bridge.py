@@ -219,10 +219,9 @@ def stop_work(plpy: Any, job: int | None) -> None:
 
 
 @door
-def reach(plpy: Any) -> bool:
+def reach(plpy: Any) -> None:
     """Whether something listens at the address of the model server."""
     server(plpy).reach()
-    return True
 
 
 @door
@@ -540,17 +539,15 @@ def run_handed() -> None:
 
 
 @door
-def build_keyword_index(plpy: Any, index: dict[str, Any], call: int | None) -> bool:
+def build_keyword_index(plpy: Any, index: dict[str, Any], call: int | None) -> None:
     """Make the keyword index of a table of the caller's, described by a row of keyword_store."""
     keyword("runs").build(plpy, index, call)
-    return True
 
 
 @door
-def drop_keyword_index(plpy: Any, store: int) -> bool:
+def drop_keyword_index(plpy: Any, store: int) -> None:
     """Drop the keyword index of a table of the caller's."""
     keyword("runs").drop(plpy, store)
-    return True
 
 
 @door
@@ -561,17 +558,15 @@ def index_cursor(plpy: Any, store: int, rows: str) -> int:
 
 
 @door
-def merge_keywords(plpy: Any, store: int, thorough: bool) -> bool:
+def merge_keywords(plpy: Any, store: int, thorough: bool) -> None:
     """Fold what waits in a keyword index into its runs; for the triggers, which have the owner's rights."""
     keyword("runs").merge(plpy, store, thorough)
-    return True
 
 
 @door
-def merge_own_keywords(plpy: Any, store: int) -> bool:
+def merge_own_keywords(plpy: Any, store: int) -> None:
     """Merge all of the keyword index of a table of the caller's."""
     keyword("runs").merge_own(plpy, store)
-    return True
 
 
 @door
