@@ -109,17 +109,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._gone_nodes(run ml_rag._node_fill) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: SQL of the rows h of a node group whose parent has no text any more, each with its key
-BEGIN
-  RETURN format('FROM %s AS h CROSS JOIN LATERAL (SELECT %s AS key) AS g WHERE h.node_number = 0'
-    ' AND NOT EXISTS (SELECT FROM (%s) AS s WHERE %s)', ml_rag._relation_name(run.relation),
-    ml_rag._key_text('h', run.key), ml_rag._node_sources(run),
-    ml_rag._same_key('h', run.key, 's', run.store_key));
-END
-$$;
-
 CREATE FUNCTION ml_rag._look_up(store regclass, name text, retries boolean) RETURNS ml_rag._node_fill
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: what a node group is made of, or, name null, one that is to be made  Reads: the catalog

@@ -273,12 +273,11 @@ FIND, FILL = "backend/retrieval/find.py", "backend/jobs/column.py"
 HELD_BY = {
     "_check_sample": {"adopt"},
     "_estimated_rows": {FIND},
-    "_gone_nodes": {"backend/jobs/node_group.py"},
     "_insert_segments": {"_replace_document"},
     "_merged_nodes": {"drop_node_group", "backend/jobs/node_group.py"},
     "_node_filter": {FIND},
     "_node_policy": {"_make_node_group"},
-    "_node_sources": {"_count_calls", "_gone_nodes", "_pending_nodes"},
+    "_node_sources": {"_count_calls", "_pending_nodes", "backend/jobs/node_group.py"},
     "_passing_rows": {FIND},
     "_pending_nodes": {"_count_calls", "_node_status", "backend/jobs/node_group.py"},
     "_place_calls": {"create_vectorizer", "distribute_store"},

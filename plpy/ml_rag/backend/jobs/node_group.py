@@ -34,14 +34,16 @@ _SIZE, _SIZE_ASKED = 100, 8
 _SIZE_GONE = 10_000
 
 
-#: a node group as it is filled; pending, gone, key_text, merged: SQL. place: the columns by which parents are read:
-#: that of the documents, if it has no nulls, so that a batch does not put together the documents after it
+#: a node group as it is filled; sources, pending, same, key_text, node_key, merged: SQL. place: the columns by which
+#: parents are read: that of the documents, if it has no nulls, so that a batch does not put together the documents
+#: after it
 _FACTS = """
 SELECT json_build_object('relation', r.relation::oid::bigint, 'name', ml_rag._relation_name(r.relation),
   'store', ml_rag._relation_name(r.store),
   'options', r.options, 'key', r.key, 'store_key', r.store_key, 'key_types', r.key_types,
   'asks_model', ml_rag._asks_model(r.options ->> 'transform'), 'pending', ml_rag._pending_nodes(r),
-  'gone', ml_rag._gone_nodes(r), 'key_text', ml_rag._key_text('s', r.store_key),
+  'sources', ml_rag._node_sources(r), 'same', ml_rag._same_key('h', r.key, 's', r.store_key),
+  'node_key', ml_rag._key_text('h', r.key), 'key_text', ml_rag._key_text('s', r.store_key),
   'merged', ml_rag._merged_nodes(($1 ->> 'store')::oid), 'place', p.names, 'place_text', ml_rag._key_text('s', p.names),
   'place_types', p.types)
 FROM ml_rag._look_up(($1 ->> 'store')::oid, $1 ->> 'name', ($1 ->> 'retries')::boolean) AS r
@@ -156,8 +158,10 @@ class NodeGroups(Derived):
         values = ", ".join(f"(($1 ->> 'after')::text[])[{i}]::{name}" for i, name in enumerate(group["key_types"], 1))
         after = "" if self._after_gone is None else f" AND ({columns}) > ({values})"
         gone: list[dict[str, Any]] | None = yield from run(
-            f"SELECT json_agg(p ORDER BY p.place) FROM (SELECT g.key, row_number() OVER (ORDER BY {columns}) AS place"
-            f" {group['gone']}{after} ORDER BY place LIMIT {_SIZE_GONE}) AS p",
+            f"SELECT json_agg(p ORDER BY p.place) FROM (SELECT {group['node_key']} AS key,"
+            f" row_number() OVER (ORDER BY {columns}) AS place FROM {group['name']} AS h WHERE h.node_number = 0"
+            f" AND NOT EXISTS (SELECT FROM ({group['sources']}) AS s WHERE {group['same']}){after}"
+            f" ORDER BY place LIMIT {_SIZE_GONE}) AS p",
             after=self._after_gone,
         )
         if gone:
