@@ -116,37 +116,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._node_filter(store ml_rag.store, node_group ml_rag._node_group, INOUT condition text,
-  INOUT row_keys tid[])
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
--- purpose: a filter of a store as one of the nodes of its segments: of a document's nodes, where one of its
--- segments passes
--- Reads: the store and the node group, as the caller
-DECLARE
-  _store text := ml_rag._relation_name(store.relation);
-  _key text := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place) FROM unnest(node_group.store_key)
-    WITH ORDINALITY AS u (k, place));
-  _own text := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place)
-    FROM unnest(node_group.key) WITH ORDINALITY AS u (k, place));
-  _document text := node_group.options ->> 'document';
-  _before text := concat('SELECT ', _key, ' FROM ', _store, ' AS t WHERE ',
-    CASE WHEN _document IS NOT NULL THEN format('t.%I IN (SELECT t.%1$I FROM ', _document) || _store
-      || ' AS t WHERE ' END);
-  _after text := CASE WHEN _document IS NULL THEN '' ELSE ')' END;
-BEGIN
-  IF condition = '' THEN
-    RETURN;
-  END IF;
-  IF row_keys IS NOT NULL THEN
-    EXECUTE concat('SELECT coalesce(array_agg(t.ctid), ''{}'') FROM ',
-      ml_rag._relation_name(node_group.relation),
-      ' AS t WHERE t.node_number > 0 AND (', _own, ') IN (', _before, 't.ctid = ANY ($1)', _after, ')')
-    INTO row_keys USING row_keys;
-  END IF;
-  condition := concat(' AND (', _own, ') IN (', _before, 'true', condition, _after, ')');
-END
-$$;
-
 CREATE FUNCTION ml_rag._known_cosines(request ml_rag.request, stores ml_rag.store[],
   hits ml_rag.hit[]) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$

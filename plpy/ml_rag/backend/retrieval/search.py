@@ -27,6 +27,7 @@ from ml_rag.backend.retrieval.shape import (
     Words,
     filter_slot,
 )
+from ml_rag.backend.retrieval.sqltext import identifier
 from ml_rag.backend.retrieval.stores import Embedding, Store, record
 from ml_rag.backend.retrieval.vectors import Vectors
 from ml_rag.backend.sqlstate import sqlstate
@@ -96,13 +97,6 @@ _run = Statements(
             " WHERE g.name = $3) AS relation"
             " FROM (SELECT jsonb_populate_record(NULL::ml_rag.store, $1) AS store) AS s",
             *("jsonb", "jsonb", "text"),
-        ),
-        "node filter": (
-            "SELECT f.condition, f.row_keys::text AS row_keys, cardinality(f.row_keys) AS n"
-            " FROM ml_rag._node_filter(jsonb_populate_record(NULL::ml_rag.store, $1),"
-            " jsonb_populate_record(NULL::ml_rag._node_group, $2),"
-            " $3, $4::tid[]) AS f",
-            *("jsonb", "jsonb", "text", "text"),
         ),
     }
 )
@@ -378,7 +372,7 @@ class Search:
             raise NoIndex
         own = json.loads(found["own"])
         store = discovery.of_record(self._plpy, self._context.schema, json.loads(found["store"]), found["relation"])
-        inner = NodeSearch(self, source, store, found["own"], arm, asked, place)
+        inner = NodeSearch(self, source, store, own, arm, asked, place)
         self._lookups[place, i] = inner
         self._find_nodes(inner, place, i)
         return Nodes(
@@ -620,7 +614,7 @@ class NodeSearch:
     nodes, where these are cited."""
 
     def __init__(
-        self, outer: Search, source: Source, nodes: Store, group: str, arm: Arm, asked: AskedArm, place: int
+        self, outer: Search, source: Source, nodes: Store, group: dict[str, Any], arm: Arm, asked: AskedArm, place: int
     ) -> None:
         self._outer, self._source, self._nodes, self._group = outer, source, nodes, group
         self._arm, self._asked, self._place = arm, asked, place
@@ -642,15 +636,7 @@ class NodeSearch:
         source = Source(self._nodes)
         filtered = outer._filtered.get(self._source.store)
         if filtered is not None:
-            row = _run(
-                outer._plpy,
-                "node filter",
-                *(json.dumps(record(self._source.store)), self._group),
-                *(filtered.condition, filtered.row_keys),
-            )[0]
-            rows = filters.rows_of(outer._plpy, self._nodes)
-            own = Filtered(row["condition"], filtered.arguments, rows, filtered.compared, row["n"], row["row_keys"])
-            search._filtered[self._nodes] = own
+            own = search._filtered[self._nodes] = self._filter(filtered)
             search.values["filter"] = filtered.arguments
             source = source._replace(condition=own.condition)
         source = search.add(source, 1, 1)
@@ -659,6 +645,28 @@ class NodeSearch:
             facts = search.facts.get((arm.name, self._nodes.vector_store), {})
             outer.facts[arm.name, self._source.store.vector_store] = facts
         return list(row["keys"]), list(row["scores"])
+
+    def _filter(self, filtered: Filtered) -> Filtered:
+        """A filter of the store as one of the nodes: of a document's nodes, where one of its segments passes."""
+        store, group, rows = self._source.store, self._group, filters.rows_of(self._outer._plpy, self._nodes)
+        made = filtered._replace(rows=rows, n=None, likely=None)
+        if not made.condition:
+            return made
+        own, of_store = (", ".join(f"t.{identifier(name)}" for name in group[key]) for key in ("key", "store_key"))
+        before, after = f"({own}) IN (SELECT {of_store} FROM {store.table} AS t WHERE ", ")"
+        if (document := group["options"].get("document")) is not None:
+            name = f"t.{identifier(document)}"
+            before, after = f"{before}{name} IN (SELECT {name} FROM {store.table} AS t WHERE ", "))"
+        if made.row_keys is not None:
+            plpy = self._outer._plpy
+            # as a constant: how many rows these are decides how the others are found
+            keys = f"t.ctid = ANY ({plpy.quote_literal(made.row_keys)}::tid[])"
+            row = plpy.execute(
+                f"SELECT coalesce(array_agg(t.ctid), '{{}}')::text AS row_keys, count(*) AS n"
+                f" FROM {self._nodes.table} AS t WHERE t.node_number > 0 AND {before}{keys}{after}"
+            )[0]
+            made = made._replace(row_keys=row["row_keys"], n=row["n"])
+        return made._replace(condition=f" AND {before}true{made.condition}{after}")
 
 
 def texts(array: str) -> list[str]:
