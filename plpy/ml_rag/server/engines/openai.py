@@ -49,10 +49,6 @@ def load(entry: ModelEntry, models_dir: Path) -> Engine:
         raise
 
 
-def _never() -> bool:
-    return False
-
-
 class _Remote:
     def __init__(self, remote: Endpoint, max_tokens: int | None) -> None:
         self._remote = remote
@@ -72,7 +68,7 @@ class OpenAIEmbed(_Remote):
         #: other models than those whose vectors can be cut refuse the key
         self._cut = {"dimensions": self.dimensions} if entry.min_dimensions is not None else {}
         if not self.dimensions:
-            self.dimensions = int(self.embed(["dimensions"], _never).shape[1])
+            self.dimensions = int(self.embed(["dimensions"], lambda: False).shape[1])
 
     def tokenizer(self) -> Any:
         """None: the tokenizer is at the other end. A text that is too long is for the endpoint to cut or refuse."""
@@ -217,7 +213,7 @@ class OpenAIGenerate(_Remote):
         except (AttributeError, TypeError):
             raise nonsense("no chat completion") from None
         finally:
-            self._remote.wait(_close(events), _never)
+            self._remote.wait(_close(events), lambda: False)
         if finish is None:
             raise EngineFailed("the answer of the remote model is incomplete", detail="It has no finish_reason.")
         yield Delta(

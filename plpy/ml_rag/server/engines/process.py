@@ -155,7 +155,7 @@ class EngineProcess:
         """
         if (size := _size(messages)) > BYTES_PER_TOKEN * self.max_tokens:
             return size // BYTES_PER_TOKEN + 1
-        answer = self._one({"do": "count_tokens", "messages": list(messages)}, cancelled or _never)
+        answer = self._one({"do": "count_tokens", "messages": list(messages)}, cancelled or (lambda: False))
         if answer is None:
             raise ClientGone
         return int(answer["tokens"])
@@ -197,7 +197,7 @@ class EngineProcess:
     def tokenizer(self) -> Any:
         """As ``EmbedEngine`` has it; got from the process once. Raises as ``embed``."""
         if self._tokenizer is _UNKNOWN:
-            answer = self._one({"do": "tokenizer"}, _never)
+            answer = self._one({"do": "tokenizer"}, lambda: False)
             text: Any = answer["tokenizer"] if answer else None
             if text is not None:
                 from tokenizers import Tokenizer
@@ -344,10 +344,6 @@ class EngineProcess:
 def _size(messages: Sequence[dict[str, str]]) -> int:
     """Bytes of the texts."""
     return sum(len(message["content"].encode("utf-8", "replace")) for message in messages)
-
-
-def _never() -> bool:
-    return False
 
 
 def _nothing() -> None:
