@@ -150,3 +150,13 @@ def from_json(body: Any, status: int) -> MlRagError:
         return value if isinstance(value, str) and value else None
 
     return cls(error["message"], detail=text("detail"), hint=text("hint"))
+
+
+def reasons(failed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Failed documents by reason, the most frequent first; example: the first one of it, with its detail."""
+    found: dict[tuple[str, str | None], dict[str, Any]] = {}
+    for one in failed:
+        new: dict[str, Any] = {name: one[name] for name in ("error", "hint", "detail") if name in one}
+        new |= {"example": one["document_name"], "documents": 0}
+        found.setdefault((one["error"], one.get("hint")), new)["documents"] += 1
+    return sorted(found.values(), key=lambda reason: -reason["documents"])

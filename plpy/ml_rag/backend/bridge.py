@@ -27,7 +27,7 @@ from ml_rag.backend import rewrite as _rewrite
 from ml_rag.backend import rights as _rights
 from ml_rag.backend.client import ModelServer
 from ml_rag.backend.sqlstate import sqlstate
-from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest, MlRagError, ModelUnavailable
+from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest, MlRagError, ModelUnavailable, reasons
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -639,7 +639,7 @@ def load_files(plpy: Any, job_text: str, former: str | None) -> str:
                 store.commit()
     tell("indexing", total, loader.outcome.counts["failed"], loader.outcome.segments)
     result = loader.result()
-    load.warn(plpy, load.reasons(result["failed"]))
+    load.warn(plpy, reasons(result["failed"]))
     return json.dumps(load.joined(None if former is None else json.loads(former), result))
 
 

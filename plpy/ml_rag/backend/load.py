@@ -24,6 +24,7 @@ from ml_rag.errors import (
     MlRagError,
     UnknownModel,
     from_json,
+    reasons,
 )
 from ml_rag.files import BATCH_BYTES, File, Given, batches, is_storable, storable
 from ml_rag.protocol import LOAD_KEYS
@@ -126,16 +127,6 @@ class Outcome:
 
 #: reasons that are warned of, each by itself
 MOST_REASONS = 20
-
-
-def reasons(failed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Failed documents by reason, the most frequent first; example: the first one of it, with its detail."""
-    found: dict[tuple[str, str | None], dict[str, Any]] = {}
-    for one in failed:
-        new: dict[str, Any] = {name: one[name] for name in ("error", "hint", "detail") if name in one}
-        new |= {"example": one["document_name"], "documents": 0}
-        found.setdefault((one["error"], one.get("hint")), new)["documents"] += 1
-    return sorted(found.values(), key=lambda reason: -reason["documents"])
 
 
 def warn(plpy: Any, found: list[dict[str, Any]]) -> None:

@@ -23,7 +23,7 @@ from rich.console import Console
 from ml_rag import files, zstd
 from ml_rag.client import remote
 from ml_rag.client.dsn import dsn_option
-from ml_rag.errors import DocumentError, MlRagError
+from ml_rag.errors import DocumentError, MlRagError, reasons
 from ml_rag.search_path import PIN_TRANSACTION, refuse_borrowed_role
 from ml_rag.terminal import printable
 from ml_rag.work import Task, Work
@@ -78,13 +78,6 @@ class Tally:
         self.count("failed")
         failure = {"document_name": path, "error": error.message, "detail": error.detail, "hint": error.hint}
         self.failed.append(failure)
-
-    def reasons(self) -> list[list[dict[str, Any]]]:
-        """The failures by error and hint, the most frequent first."""
-        found: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
-        for failure in self.failed:
-            found.setdefault((failure["error"], failure.get("hint")), []).append(failure)
-        return sorted(found.values(), key=len, reverse=True)
 
 
 def _check_name(name: str) -> None:
@@ -331,10 +324,10 @@ def _report(tally: Tally, store: str, seconds: float) -> None:
     counts = ", ".join(f"{n} {name}" for name, n in tally.counts.items() if n)
     rate = f", {tally.segments / seconds:.0f} segments/s" if tally.segments else ""
     click.echo(f"{printable(store)}: {counts or 'nothing to do'}; {tally.segments} segments in {seconds:.1f} s{rate}")
-    for failures in tally.reasons():
-        first, number = failures[0], len(failures)
-        parts = (first["error"], first.get("detail"), first.get("hint"))
-        which = first["document_name"] if number == 1 else f"{number} documents, such as {first['document_name']}"
+    for reason in reasons(tally.failed):
+        parts = (reason["error"], reason.get("detail"), reason.get("hint"))
+        n, example = reason["documents"], reason["example"]
+        which = example if n == 1 else f"{n} documents, such as {example}"
         click.echo(printable(f"failed: {which}: {'; '.join(filter(None, parts))}"), err=True)
     for one in tally.incomplete:
         click.echo(printable(f"incomplete: {one['document_name']}: {one['left_out']}"), err=True)
