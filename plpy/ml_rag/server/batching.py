@@ -323,14 +323,10 @@ class EmbedBatcher:
 
     def _compute(self, engine: EmbedEngine, parts: list[_Part], texts: list[str]) -> list[_Result]:
         """In the thread: a result, or error, for each part. A batch that fails is taken apart, to fail whom it must."""
-
-        def all_cancelled() -> bool:
-            return all(request.cancelled() for request, _ in parts)
-
         with self._worker.running(len(parts)):
             self._observe(len(texts))
             try:
-                vectors, counts = self._checked(engine, texts, all_cancelled)
+                vectors, counts = self._checked(engine, texts, lambda: all(part[0].cancelled() for part in parts))
             except Exception as error:  # noqa: BLE001 - delivered to each request below
                 if len(parts) == 1:
                     return [error]
