@@ -183,7 +183,7 @@ class _Work:
     all_begun: bool = False
     parsing: dict[asyncio.Task[Parsed], tuple[int, str]] = field(default_factory=dict)
     waiting: deque[_Document] = field(default_factory=deque)
-    embedding: dict[asyncio.Task[NDArray[np.float32]], list[_Portion]] = field(default_factory=dict)
+    embedding: dict[asyncio.Task[tuple[NDArray[np.float32], int]], list[_Portion]] = field(default_factory=dict)
     #: portions of a batch that failed, to be tried one by one
     alone: deque[_Portion] = field(default_factory=deque)
 
@@ -306,7 +306,7 @@ class _Work:
         work = self.registry.embed(self.options.embed_model_id, texts, self.cancelled, "document")
         self.embedding[asyncio.create_task(work)] = portions
 
-    def _embedded(self, task: asyncio.Task[NDArray[np.float32]]) -> list[_Document]:
+    def _embedded(self, task: asyncio.Task[tuple[NDArray[np.float32], int]]) -> list[_Document]:
         """Hand out the vectors; the documents that have all of theirs now, or an error."""
         portions = self.embedding.pop(task)
         error = task.exception()
@@ -322,7 +322,7 @@ class _Work:
         for portion in portions:
             document, count = portion.document, portion.end - portion.first
             if error is None:
-                document.vectors[portion.first : portion.end] = task.result()[start : start + count]
+                document.vectors[portion.first : portion.end] = task.result()[0][start : start + count]
             else:
                 document.error = document.error or error
             start += count

@@ -145,26 +145,16 @@ class Registry:
         texts: Sequence[str],
         cancelled: Cancelled,
         input_type: InputType | None = None,
-    ) -> NDArray[np.float32]:
-        """Embeddings, shape (len(texts), dimensions), merged with concurrent requests for the model.
-
-        ``input_type``: put the model's ``query_prefix`` or ``document_prefix`` before each text.
-        Raises what ``lease`` raises, ``QueueFull``, ``EngineFailed``, ``ClientGone``.
-        """
-        vectors, _ = await self.embed_counted(model_id, texts, cancelled, input_type)
-        return vectors
-
-    async def embed_counted(
-        self,
-        model_id: str,
-        texts: Sequence[str],
-        cancelled: Cancelled,
-        input_type: InputType | None = None,
         *,
         truncate: bool = True,
     ) -> tuple[NDArray[np.float32], int]:
-        """As ``embed``, with the number of tokens the model read. Without ``truncate`` raises ``InvalidRequest`` for a
-        text beyond the model's limit, where its tokenizer is here."""
+        """Embeddings, shape (len(texts), dimensions), merged with concurrent requests for the model, and the number of
+        tokens it read.
+
+        ``input_type``: put the model's ``query_prefix`` or ``document_prefix`` before each text.
+        Raises what ``lease`` raises, ``QueueFull``, ``EngineFailed``, ``ClientGone``; without ``truncate``
+        ``InvalidRequest`` for a text beyond the model's limit, where its tokenizer is here.
+        """
         async with self.lease(model_id, "embed", cancelled) as lease:
             prefix = getattr(lease.entry, f"{input_type}_prefix") if input_type else ""
             if prefix:

@@ -145,7 +145,7 @@ async def embeddings(request: Request) -> Response:
     _bound(texts, "input")
     model = body.model if body.dimensions is None else f"{body.model}@{body.dimensions}"
     async with watch_disconnect(request) as cancelled:
-        vectors, tokens = await registry.embed_counted(model, texts, cancelled, body.input_type, truncate=body.truncate)
+        vectors, tokens = await registry.embed(model, texts, cancelled, body.input_type, truncate=body.truncate)
         usage: EmbeddingUsage = {"prompt_tokens": tokens, "total_tokens": tokens}
         if body.count_truncated:
             usage["truncated_texts"] = await registry.count_truncated(model, texts, cancelled, body.input_type)

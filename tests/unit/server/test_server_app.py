@@ -344,7 +344,7 @@ def test_idle_models_are_unloaded_and_leased_ones_are_not(tmp_path: Path, monkey
             while registry.states()["fake-embed"] != "idle":
                 await asyncio.sleep(0.01)
         assert registry.states()["fake-rerank"] == "loaded"
-        assert (await registry.embed("fake-embed", ["a"], lambda: False)).shape == (1, 16)
+        assert (await registry.embed("fake-embed", ["a"], lambda: False))[0].shape == (1, 16)
         unloading.cancel()
 
     asyncio.run(main())
@@ -371,7 +371,7 @@ def test_a_model_whose_first_client_left_during_the_load_can_be_unloaded_and_loa
             while registry.states()["fake-embed"] != "idle":
                 await asyncio.sleep(0.001)
         unloading.cancel()
-        assert (await registry.embed("fake-embed", ["a"], lambda: False)).shape == (1, 16)
+        assert (await registry.embed("fake-embed", ["a"], lambda: False))[0].shape == (1, 16)
         assert registry.states()["fake-embed"] == "loaded"
 
     asyncio.run(main())

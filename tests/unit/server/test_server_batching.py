@@ -382,7 +382,7 @@ def test_a_query_waits_for_a_portion_of_the_texts_whose_tokens_are_counted(
     async def count() -> object:
         if counting == "truncate":
             try:
-                return await registry.embed_counted("fake-embed", texts, never, truncate=False)
+                return await registry.embed("fake-embed", texts, never, truncate=False)
             except InvalidRequest as error:
                 return error.detail
         return await getattr(registry, counting)("fake-embed", texts, never)

@@ -39,7 +39,7 @@ def test_a_model_says_what_is_missing_and_the_others_answer(registry: Registry) 
         assert (error.sqlstate, error.detail) == ("55000", "the package that engine llama-cpp needs is not installed")
         assert "pip install 'ml-rag[server,llama]'" in (error.hint or "")
         assert not registry.info("small").available
-        assert len(await registry.embed("fake-embed", ["a"], lambda: False)) == 1
+        assert len((await registry.embed("fake-embed", ["a"], lambda: False))[0]) == 1
 
     try:
         asyncio.run(ask())

@@ -63,12 +63,13 @@ def embedder(registry: Registry, engine: ExtractiveEngine, named: str | None, ca
 
     async def vectors(model_id: str, questions: Sequence[str], texts: Sequence[str]) -> tuple[Floats, Floats]:
         async def of(given: Sequence[str], input_type: InputType) -> list[Floats]:
-            return [await registry.embed(model_id, given, cancelled, input_type)] if given else []
+            return [(await registry.embed(model_id, given, cancelled, input_type))[0]] if given else []
 
         async def unrelated() -> Floats:
             if model_id not in engine.unrelated:
-                found = await registry.embed(model_id, extractive.UNRELATED, cancelled, "document")
-                engine.unrelated[model_id] = found
+                engine.unrelated[model_id], _ = await registry.embed(
+                    model_id, extractive.UNRELATED, cancelled, "document"
+                )
             return engine.unrelated[model_id]
 
         asked, found, base = await asyncio.gather(of(questions, "query"), of(texts, "document"), unrelated())
