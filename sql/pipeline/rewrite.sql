@@ -16,12 +16,10 @@ BEGIN
   ELSIF _value = 'true' THEN
     RETURN to_jsonb(whole);
   END IF;
-  IF jsonb_typeof(_value) <> 'number' THEN
-    PERFORM ml_rag._bad_option(name, _value, format('true, or an integer from 1 to %s', most));
-  ELSIF _value::numeric <> trunc(_value::numeric) OR _value::numeric NOT BETWEEN 1 AND most THEN
+  IF NOT EXISTS (SELECT FROM generate_series(1, most) AS n WHERE to_jsonb(n) = _value) THEN
     PERFORM ml_rag._bad_option(name, _value, format('true, or an integer from 1 to %s', most));
   END IF;
-  RETURN to_jsonb(trunc(_value::numeric)::integer);
+  RETURN to_jsonb(_value::integer);
 END
 $$;
 
