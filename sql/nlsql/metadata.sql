@@ -170,14 +170,13 @@ DECLARE
       AND NOT (a.attname IN ('segment', 'document_name', 'segment_embedding')
         AND ml_rag._has_vectorizer(relation))
       AND (_is_readable OR has_column_privilege(relation, a.attnum, 'SELECT')) ORDER BY a.attnum);
-  _comments boolean := include_comments;
 BEGIN
   RETURN (
     SELECT concat(
       format('CREATE %s %I.%I (', CASE c.relkind WHEN 'v' THEN 'VIEW' WHEN 'm' THEN 'MATERIALIZED VIEW'
         ELSE 'TABLE' END,
         n.nspname, c.relname),
-      CASE WHEN _comments THEN ' -- ' || ml_rag._comment_line(obj_description(c.oid, 'pg_class')) END,
+      CASE WHEN include_comments THEN ' -- ' || ml_rag._comment_line(obj_description(c.oid, 'pg_class')) END,
       E'\n', l.lines, CASE WHEN cardinality(_attnums) > 100 THEN
         format(E'\n  -- and %s more columns', cardinality(_attnums) - 100) END, E'\n);')
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -191,7 +190,7 @@ BEGIN
           SELECT a.attnum::float8 AS place,
             concat_ws(' ', quote_ident(a.attname), format_type(a.atttypid, a.atttypmod),
               CASE WHEN a.attnotnull THEN 'NOT NULL' END) AS definition,
-            concat_ws('; ', CASE WHEN _comments THEN
+            concat_ws('; ', CASE WHEN include_comments THEN
               ml_rag._comment_line(col_description(relation, a.attnum)) END,
               'such as ' || coalesce((
                 SELECT string_agg(quote_literal(v.value), ', ' ORDER BY v.place)
