@@ -287,7 +287,7 @@ CREATE FUNCTION ml_rag._filled_parts(store oid) RETURNS TABLE (oid bigint, name 
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 1 AS $$
 -- purpose: the tables in which a job reads and writes rows by their places: a table, its partitions, or its
 -- shards on workers of Citus
--- shard: for ml_rag._execute_on
+-- shard: for ml_rag._execute
 -- Reads: the catalog, the table of calls  Errors: 55000 a shard without a call
 DECLARE
   _calls regclass;
