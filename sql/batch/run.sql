@@ -25,8 +25,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- row is too long, and was not read (batch/job)
 -- A cancelled statement, a lost model server and a full disk do end the call: the rows left over would all
 -- fail the same way, each at the price of a model's answer. A row that takes no error, as one that was
--- deleted meanwhile, is in the counts all the same; one that has a result of another call by now has no
--- error.
+-- deleted meanwhile, is in the counts all the same; one that has another call's result by now has no error.
 DECLARE
   _routine text := job ->> 'routine';
   _key text[] := given ->> 'key';

@@ -61,14 +61,12 @@ $$;
 CREATE FUNCTION ml_rag._work(INOUT job bigint, routine text, given jsonb, call integer, committed boolean,
   failure jsonb, OUT result jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: a job (null = a new one) up to where it wants to commit, or to its result; failure: of the last
--- commit
+-- purpose: a job (null = a new one) up to its next commit, or to its result; failure: of the last commit
 DECLARE
   _step record;
   _calls regclass;
   _found json;
-  -- {"result", "store"}: what the routine is about is done, and its result is this, whatever becomes of node
-  -- groups
+  -- {"result", "store"}: what the routine is about is done, with this result, whatever becomes of node groups
   _fallback jsonb;
   _detail text;
   _hint text;

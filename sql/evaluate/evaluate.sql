@@ -139,8 +139,7 @@ $$;
 
 CREATE FUNCTION ml_rag._with_history(rag jsonb, own jsonb, history jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the options of ml_rag with the history of a question; anew from what was given, as defaults depend
--- on it
+-- purpose: the options of ml_rag with the history of a question, on which defaults depend
 BEGIN
   IF coalesce(history, 'null') = 'null' THEN
     RETURN rag;

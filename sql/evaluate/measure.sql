@@ -1,5 +1,4 @@
--- measure: what a ruler reads off one question. Functions of what was found and what was expected, and
--- nothing else.
+-- measure: what a ruler reads off one question: functions of what was found and what was expected alone.
 
 CREATE FUNCTION ml_rag._expected_documents(value jsonb) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$

@@ -25,8 +25,7 @@ BEGIN
     _is_name := false;
   END;
   IF _is_name THEN
-    -- after set_config names are looked up in the caller's path, so there is nothing here that is not
-    -- qualified
+    -- after set_config names are looked up in the caller's path: all are qualified here
     PERFORM pg_catalog.set_config('search_path', path, true);
     _relation := coalesce(relation, source::pg_catalog.regclass);
     PERFORM pg_catalog.set_config('search_path', _path, true);
@@ -52,8 +51,7 @@ $$;
 CREATE FUNCTION ml_rag._parse_evaluate_options(options jsonb, OUT own jsonb, OUT rag jsonb, OUT columns jsonb,
   OUT cutoffs integer[])
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
--- purpose: the options of ml_rag_evaluate, those of ml_rag inside, the names of the columns, the cut-offs in
--- order
+-- purpose: the options of ml_rag_evaluate, those of ml_rag inside, names of columns, the cut-offs in order
 DECLARE
   _one jsonb;
   _names text[] := '{}';

@@ -1,5 +1,4 @@
--- parse: options as callers give them, checked against those there are; what is wrong with one is always said
--- in one form.
+-- parse: options as callers give them, checked against those there are; errors about them have one form.
 
 CREATE FUNCTION ml_rag._bad_option(name text, value jsonb, allowed text, hint text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
@@ -232,8 +231,7 @@ $$;
 
 CREATE FUNCTION ml_rag._texts(value jsonb) RETURNS text[]
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: a JSON array of texts as an array; null for null. PL/pgSQL, because it keeps the plan for the
--- session.
+-- purpose: a JSON array of texts as an array; null for null. PL/pgSQL keeps the plan for the session.
 BEGIN
   IF $1 IS NULL THEN
     RETURN NULL;

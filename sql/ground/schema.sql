@@ -33,10 +33,8 @@ COMMENT ON FUNCTION ml_rag.version() IS 'version of the SQL side of the extensio
 
 CREATE FUNCTION ml_rag._relation_name(relation regclass) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: a relation as it is written into a statement; 42P01 where it was dropped since its oid was looked
--- up
--- A regclass of nothing prints as a bare number, which as SQL is a syntax error. A name made of digits prints
--- quoted.
+-- purpose: a relation as it is written into a statement; 42P01 where it was dropped meanwhile
+-- A regclass of nothing prints as a bare number, which as SQL is a syntax error, and a name of digits quoted.
 DECLARE
   _name text := relation::text;
 BEGIN
@@ -55,8 +53,7 @@ $$;
 
 CREATE FUNCTION ml_rag._check_writable(what text, relation regclass DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: stop what writes before it asks a model, where the transaction cannot write (but to temporary
--- tables)
+-- purpose: stop what writes before it asks a model, where only temporary tables can be written
 BEGIN
   IF current_setting('transaction_read_only')::boolean
     AND NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = relation AND c.relpersistence = 't') THEN
@@ -152,10 +149,8 @@ $$;
 
 CREATE FUNCTION ml_rag._is_distributed(relation oid) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: whether Citus has distributed a table: its rows are in shards then, and rows of two shards can
--- have the same ctid
--- Reads: the catalog. A statement of PL/pgSQL is not parsed before it runs, and without Citus there is no
--- such table.
+-- purpose: whether Citus has distributed a table: rows of two of its shards can have the same ctid
+-- Reads: the catalog. PL/pgSQL is parsed when it runs, and without Citus there is no such table.
 BEGIN
   IF to_regclass('pg_catalog.pg_dist_partition') IS NULL THEN
     RETURN false;

@@ -1,5 +1,4 @@
--- settings: what an administrator chooses for a database, and where the model server is. ground/configure
--- changes them.
+-- settings: what an administrator chooses for a database (ground/configure), and where the model server is.
 
 CREATE TABLE ml_rag.setting_value (
   name  text PRIMARY KEY,

@@ -59,8 +59,7 @@ $$;
 
 CREATE FUNCTION ml_rag._parts(relation oid) RETURNS oid[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: a relation and all that inherits from it, partitions included  Reads: the catalog, without any
--- lock
+-- purpose: a relation and all that inherits from it, partitions included  Reads: the catalog, without a lock
 BEGIN
   -- the planner, too, looks for children only where this is set
   IF (SELECT NOT c.relhassubclass FROM pg_class AS c WHERE c.oid = relation) THEN
@@ -171,8 +170,7 @@ $$;
 
 CREATE FUNCTION ml_rag._refuse_foreign_schema(relation regclass) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
--- purpose: refuse a table whose owner does not trust the owner of its schema  Reads: the catalog  Errors:
--- 42501
+-- purpose: refuse a table whose owner does not trust that of its schema  Reads: the catalog  Errors: 42501
 DECLARE
   _found record;
 BEGIN

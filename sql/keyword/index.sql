@@ -86,8 +86,7 @@ BEGIN
       DETAIL = 'The snapshot of the transaction does not show it.',
       HINT = 'Try again, in a new transaction.';
   END IF;
-  -- matches: that the columns are there, of types whose conversion to text runs nobody's code and is always
-  -- the same
+  -- matches: the columns are there, of types whose conversion to text runs nobody's code and never changes
   SELECT i AS index, (
       SELECT count(*) FROM pg_attribute AS a
       WHERE a.attrelid = i.store AND a.attnum > 0 AND NOT a.attisdropped AND (
@@ -308,8 +307,7 @@ $$;
 
 CREATE FUNCTION ml_rag._indexable_key(store regclass) RETURNS name[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the columns that tell the rows of a table apart: its primary key, else another unique key without
--- nulls
+-- purpose: the columns that tell the rows of a table apart: its primary key, else a unique key without nulls
 DECLARE
   _kind "char" := (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store);
   _key name[];

@@ -133,8 +133,7 @@ LANGUAGE plpython3u STABLE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path FROM CURRENT
 -- planning its statements anew for each query takes longer than all the rest
 SET plan_cache_mode = force_generic_plan
--- what its statements are thought to cost grows with the index, and they would be compiled; what they read
--- does not
+-- the cost that the planner sees grows with the index, so it would compile; what is read does not
 SET jit = off
 AS $$
 # purpose: run what backend/rights.py holds ready, at the moment of the caller's statement; by itself it does
@@ -259,10 +258,9 @@ RETURNS TABLE (keys text, n bigint)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 COST 100000 SET search_path FROM CURRENT AS $$
 -- purpose: keys of the rows that the caller can see, in portions: the text of an array of them, and how many
 -- there are in it
--- row_keys: of few rows that pass a filter, null = all rows; condition and its arguments: of those that pass
--- it (ml_rag.filter), most at most. Not SQL, which could give keys of rows that the caller cannot see
--- A key is the text of a text[] itself. As one text they get through PL/Python fastest.  Reads: the store, as
--- the caller
+-- row_keys: of few rows that pass a filter, null = all; condition and its arguments: of those that pass it
+-- (ml_rag.filter), most at most. Not SQL, which could give keys of hidden rows
+-- A key is the text of a text[]: as one text they pass PL/Python fastest.  Reads: the store, as the caller
 BEGIN
   IF to_regclass(store::text) IS NOT NULL AND (
     SELECT bool_and(has_column_privilege(a.attrelid, a.attnum, 'SELECT')) AND count(*) = cardinality(key)

@@ -2,8 +2,7 @@
 
 CREATE FUNCTION ml_rag.text_search_configuration(language text) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: the text search configuration for a language: code (en, de-AT) or name; null = the database's
--- default
+-- purpose: the text search configuration for a language: code (en, de-AT) or name; null = the default
 DECLARE
   _name text;
 BEGIN
@@ -50,8 +49,7 @@ SET jit = off
 AS $$
 -- purpose: words of a text by its configuration, each with its number, whatever the length
 -- A tsvector keeps 255 positions of a lexeme, up to position 16383, and has at most 1 MB: what does not fit
--- is cut at blanks, and where that does not help (a,a,a,…) after 500 characters, which is less than 255
--- words.
+-- is cut at blanks, and where that does not help (a,a,a,…) after 500 characters: less than 255 words.
 DECLARE
   _vector tsvector;
   _small integer;
@@ -217,10 +215,8 @@ CREATE FUNCTION ml_rag._token_texts(configuration regconfig, segments text[], as
 LANGUAGE plpgsql STABLE PARALLEL SAFE COST 100000
 SET client_min_messages = 'warning'
 AS $$
--- purpose: of each text what ml_rag._tokens finds: JSON, or the text of a tsvector, which is made and read
--- faster
--- A tsvector that was cut looks like one: whoever reads it must look whether a word stands there 255 times or
--- at 16383.
+-- purpose: of each text what ml_rag._tokens finds: JSON, or the text of a tsvector, which is faster
+-- A tsvector that was cut looks like one, but for a word that stands 255 times or at 16383: readers look.
 DECLARE
   _letters text := format('[\uff01-\uffef%s]', ml_rag._scripts());
 BEGIN

@@ -2,8 +2,7 @@
 -- matter for it.
 
 -- What is embedded of a table is the key of its embedding. So nothing here can be out of date: a table whose
--- name, comment or columns change, or of which the caller may read other columns than somebody else, has
--- another text.
+-- name, comment or columns change, or of which another caller may read other columns, has another text.
 CREATE TABLE ml_rag_internal.table_embedding (
   model_id  text NOT NULL,
   digest    bytea NOT NULL,                  -- SHA-256 of the text
@@ -158,10 +157,8 @@ $$;
 CREATE FUNCTION ml_rag._table_definition(relation oid, include_comments boolean) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: a table as an abridged CREATE TABLE: its columns that the caller may read, at most 100, with keys,
--- comments, samples an enum shows its first 20 labels, a text at most eight values that it has again and
--- again
--- Reads: the catalog; pg_stats, which hides columns that the caller may not read, and all under row-level
--- security
+-- comments, samples: of an enum the first 20 labels, of a text at most eight frequent values
+-- Reads: the catalog; pg_stats, which hides what the caller may not read, and all under row-level security
 DECLARE
   _is_readable boolean := has_table_privilege(relation, 'SELECT');
   _attnums smallint[] := ARRAY(

@@ -6,8 +6,7 @@
 -- backend/statement.py does this, with the limits of time and memory. A view can only be a single SELECT,
 -- without INTO and without a WITH that writes.
 --
--- Only what is listed here and in nlsql/functions is harmless. What a later PostgreSQL adds is refused until
--- it is listed.
+-- Only what is listed here and in nlsql/functions is harmless: what a later PostgreSQL adds is refused.
 
 CREATE FUNCTION ml_rag._signatures(functions oid[]) RETURNS text[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
@@ -146,8 +145,7 @@ BEGIN
     SELECT n.oid FROM pg_namespace AS n WHERE n.nspname = ANY (_names || schemas::name[])
       AND has_schema_privilege(n.oid, 'USAGE')
     UNION SELECT pg_my_temp_schema());
-  -- all that these consist of; below 16384 are built-in ones. OFFSET 0: looked up, not joined with whole
-  -- catalogs
+  -- all that these consist of; below 16384: built in. OFFSET 0: looked up, not joined with whole catalogs
   _types := ARRAY(
     WITH RECURSIVE part (oid) AS (
       SELECT n.oid FROM (
@@ -248,10 +246,8 @@ CREATE FUNCTION ml_rag._limit_temporary_files() RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, ml_rag, pg_temp
 AS $$
--- purpose: at most 2 GB of temporary files of this session, until the end of the transaction or
--- subtransaction
--- Only superusers change this setting, so it runs as the owner. Somebody else who calls it takes only from
--- their own.
+-- purpose: at most 2 GB of temporary files of this session, until the end of the (sub)transaction
+-- Only superusers change this setting, so it runs as the owner. Who calls it takes only from their own.
 BEGIN
   IF (SELECT s.setting::bigint NOT BETWEEN 0 AND 2097152 FROM pg_settings AS s
     WHERE s.name = 'temp_file_limit') THEN

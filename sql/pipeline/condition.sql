@@ -266,8 +266,7 @@ BEGIN
     _element := 'e.v';
     _cast := format('pg_catalog.%I', _type);
   ELSIF _type IN ('int2', 'int4', 'int8') THEN
-    -- whole numbers as bigint, which the indexes of all three serve; 2002.5 or 1e30 is a number to compare
-    -- with as well
+    -- whole numbers as bigint, which the indexes of all three serve; 2002.5 and 1e30 can be compared as well
     _cast := 'pg_catalog.int8';
     IF EXISTS (SELECT FROM unnest(_values) AS v WHERE v !~ '^-?[0-9]{1,18}$') THEN
       _cast := 'pg_catalog.numeric';

@@ -187,8 +187,7 @@ $$;
 CREATE FUNCTION ml_rag._why_no_store(name text, options jsonb, OUT reason text, OUT hint text)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: why a relation that a call named is none that it can search; options are parsed ones
--- Reads: the catalog. Of a relation in a schema that the caller may not use nothing is told, not even that it
--- exists.
+-- Reads: the catalog. Not even that a relation exists is told where the caller may not use its schema.
 DECLARE
   _relation oid;
   _why record;
@@ -249,8 +248,7 @@ CREATE FUNCTION ml_rag._left_out(options jsonb, OUT stores text, OUT hint text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: stores that a call does not search, at most ten beside those it names, with the reason of each,
 -- and what to do about the first; null = there are none. options are parsed ones
--- Reads: the catalog. Of a relation in a schema that the caller may not use nothing is told, not even that it
--- exists.
+-- Reads: the catalog. Not even that a relation exists is told where the caller may not use its schema.
 DECLARE
   _names text[] := ml_rag._texts(options -> 'vector_store');
 BEGIN

@@ -140,8 +140,7 @@ BEGIN
                 AND s.avg_width <= 60)))));
     CONTINUE WHEN _store.metadata IS NULL;
     IF wanted = 'true' THEN
-      -- the keys that most rows have, with values that are not objects, at most 20; of the first thousand
-      -- rows
+      -- the keys that most of the first thousand rows have, with values that are not objects, at most 20
       _common := ml_rag._read_apart(_store, format(
         'WITH first AS MATERIALIZED (SELECT to_jsonb(t.%I) AS metadata', _store.metadata), $query$LIMIT 1000)
         SELECT jsonb_agg(k.key) FROM (

@@ -14,8 +14,7 @@ DECLARE
                       ELSE left(substring(_b FROM '^[[:alnum:]]+|^.'), 32) END;
   -- neighbours share less; in long texts of one word every place would be a candidate
   _most integer := least(length(_b), 4000);
-  -- with a character before and behind what may be shared; characters of a long text are found by counting
-  -- them
+  -- with a character before and behind what may be shared; in a long text they are found by counting
   _tail text := right(_a, _most + 1);
   _head text := left(_b, _most + 1);
   _place integer;   -- in _tail, 1-based

@@ -167,8 +167,7 @@ BEGIN
     RETURN;
   END IF;
   PERFORM ml_rag._stage(request.call, 'generate', _model);
-  -- a question that was rewritten stands alone; where it has lost conditions, the model reads it as it was
-  -- asked
+  -- a question that was rewritten stands alone; where it has lost conditions, the model reads that asked
   _written := ml_rag._write(coalesce((request.rewritten).asked, request.question),
     coalesce(_options -> 'model_options', '{}') || jsonb_build_object('model_id', _model), retrieval.hits,
     _options -> 'prompt', jsonb_build_object('call', request.call, 'question', request.question,
@@ -315,8 +314,7 @@ BEGIN
   IF _retrieval.missing IS NOT NULL AND (_skip_generate OR NOT (_request.options -> 'abstain')::boolean) THEN
     _missing := ml_rag._with_left_out(_retrieval.missing, _request.options);
     IF _request.explain THEN
-      -- as the last line of the detail; without what was searched with: PostgreSQL writes details into its
-      -- log
+      -- as the last line of the detail; without what was searched with: details go into PostgreSQL's log
       _explained := ml_rag._explain(_request, _retrieval, $4) - '{query,statement,options}'::text[];
       _missing := _missing || jsonb_build_object('detail', concat_ws(E'\n', _missing ->> 'detail', 'explain: '
         || (_explained || jsonb_build_object('stores', (
@@ -438,8 +436,7 @@ ml_rag_answer.$$;
 
 CREATE FUNCTION @extschema@.ml_rag_show(query text, options jsonb DEFAULT NULL) RETURNS TABLE (answer text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
--- purpose: the answer document as lines to read: the text, then of each citation its document and its best
--- passage
+-- purpose: the answer document as lines to read: the text, then of each citation document and best passage
 DECLARE
   _document jsonb;
 BEGIN

@@ -296,8 +296,7 @@ $$;
 CREATE FUNCTION ml_rag._request(question text, options jsonb, call integer DEFAULT NULL,
   OUT request ml_rag.request)
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: what is asked, once and for all stages; options are parsed ones, call is what ml_rag._begin has
--- returned
+-- purpose: what is asked, once and for all stages; options are parsed ones, call that of ml_rag._begin
 DECLARE
   _retrieval jsonb := options -> 'retrieval_options';
 BEGIN

@@ -3,15 +3,13 @@
 CREATE FUNCTION ml_rag._word_scores(query text, texts text[],
   configuration regconfig) RETURNS double precision[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE
--- what takes microseconds is not worth a second of compiling, which the guessed number of words would bring
--- about
+-- what takes microseconds is not worth compiling for a second, as the guessed number of words would have it
 SET jit = off
 AS $$
 -- purpose: BM25 of each text, with the statistics of these texts alone, as 0-1; null for a query without
 -- words
 -- Lucene's variant, k1 1.2, b 0.75. The best text gets 1, unless it has less than 0.15 of what BM25 could
--- give for all words of the query: a text that shares nothing but "the" does not become relevant by being the
--- only match.
+-- give for all words of the query: a text is not relevant for being the only one that shares "the".
 DECLARE
   _words jsonb := (ml_rag._tokens(configuration, query)).tokens;
   _scores double precision[];
@@ -172,8 +170,7 @@ BEGIN
   IF coalesce(cardinality(hits), 0) = 0 THEN
     RETURN;
   END IF;
-  -- the segment alone: what a store's owner wants scored with it (a title, a heading) belongs into the
-  -- segment
+  -- the segment alone: what a store's owner wants scored (a title, a heading) belongs into it
   _texts := ARRAY(SELECT hits[i].segment FROM generate_subscripts(hits, 1) AS i ORDER BY i);
   IF _options ? 'function' THEN
     _found := ml_rag._find_function('rerank', _options -> 'function');

@@ -1,8 +1,7 @@
 -- rewrite: what is asked becomes what is searched with: option query_options.
 --
 -- One call to a generation model brings all that it asks for, as one JSON document (backend/rewrite.py). Each
--- text of it is searched with by arms: a part of the search, which has its share of the score whatever its
--- arms give.
+-- text of it is searched with by arms: a part, which has its share of the score whatever they give.
 
 CREATE FUNCTION ml_rag._count_asked(options jsonb, name text, whole integer, most integer) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$

@@ -12,8 +12,7 @@
 CREATE FUNCTION ml_rag._shards(relation oid) RETURNS TABLE (shard regclass, server name)
 LANGUAGE plpgsql STABLE PARALLEL SAFE ROWS 4 AS $$
 -- purpose: the partitions of a relation that are foreign tables  Reads: the catalog
--- pg_partition_tree has a shard that has come since the snapshot was taken, too; its rows would be left out
--- otherwise.
+-- pg_partition_tree has a shard that has come since the snapshot was taken, too, so that its rows are read.
 BEGIN
   IF ml_rag._may_have_shards(relation) THEN
     RETURN QUERY SELECT p.relid, (

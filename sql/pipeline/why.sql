@@ -1,5 +1,4 @@
--- why: where on its way through the stages a segment that was expected got lost, and which option would let
--- it in.
+-- why: where on its way through the stages an expected segment got lost, and which option would let it in.
 
 CREATE TYPE ml_rag.why_step AS (
   stage    text,

@@ -12,8 +12,7 @@ $$;
 
 CREATE FUNCTION ml_rag._rank_options(options jsonb, n integer) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: options of ml_rank for n records, checked and with their defaults; also as Google's Ranking API
--- spells them
+-- purpose: options of ml_rank for n records, with their defaults; also as Google's Ranking API spells them
 DECLARE
   _options jsonb := options;
   _key record;

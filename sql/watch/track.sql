@@ -35,10 +35,8 @@ DECLARE
   _begun record;
 BEGIN
   IF pg_catalog.current_setting('ml_rag.has_python', true) IS NULL THEN
-    -- Whether it is off is asked here only in a session that has no Python yet, so that it is not started in
-    -- vain. The
-    -- Python side asks as well, now and then: to look into a table each time would cost more than all the
-    -- rest.
+    -- Whether it is off is asked here only in a session without Python, so that it is not started in vain.
+    -- The Python side asks now and then: to look into a table each time would cost more than all the rest.
     IF EXISTS (SELECT FROM ml_rag.setting_value AS v
                WHERE pg_catalog.texteq(v.name, 'track') AND pg_catalog.texteq(v.value, 'off')) THEN
       RETURN NULL;
