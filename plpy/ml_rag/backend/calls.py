@@ -74,8 +74,7 @@ def execute(plpy: Any, statement: str) -> Any:
 
 
 class Call:
-    """A call in flight. Those that it makes itself lie above it on the stack. Times are ns of the clock that does not
-    jump."""
+    """A call in flight. Those that it makes itself lie above it on the stack. Times are ns of a monotonic clock."""
 
     def __init__(self, number: int, routine: str, stage: str, role: int) -> None:
         self.number, self.role, self.routine, self.stage = number, role, routine, stage
@@ -186,8 +185,7 @@ def stage(plpy: Any, call: int, name: str, model: str = "") -> None:
 
 def end(plpy: Any, call: int, sqlstate: str, steps: Sequence[Step] = (), began: float = 0, role: str = "") -> None:
     """The call has ended, and all that it has begun with it. ``steps``: those of a question that ended well, which
-    began then (seconds since 1970). ``role``: current_user, where the caller says so; to ask for it takes as long as
-    the rest."""
+    began then (seconds since 1970). ``role``: current_user, where the caller says so: to ask takes long."""
     found = _find(call)
     if found is not None:
         while (last := session.calls.pop()) is not found:

@@ -130,8 +130,7 @@ MOST_REASONS = 20
 
 
 def warn(plpy: Any, found: list[dict[str, Any]]) -> None:
-    """Of each reason. Warnings go to the log of PostgreSQL, and what a parser says of a document can quote it: that is
-    in the result only."""
+    """Of each reason. A warning goes to the log, so it has nothing of a parser, which can quote the document."""
     for reason in found[:MOST_REASONS]:
         n, example = reason["documents"], f"{reason['example']}: {reason['error']}"
         plpy.warning(

@@ -66,8 +66,7 @@ def _statements(plpy: Any, name: str, *arguments: Any) -> Any:
 
 
 def distances(plpy: Any, server: ModelServer, query: str, texts: list[str], model_id: str) -> list[float]:
-    """Cosine distance of each text from the query. A text that was not embedded yet is, and kept unless the transaction
-    is read-only."""
+    """Cosine distance of each text from the query. Texts are embedded once, and kept where rows can be written."""
     (vector,) = embed.embed(server, [query], model_id, "query")
     digests = [hashlib.sha256(text.encode()).digest() for text in texts]
     rows = rights.as_owner(plpy, lambda: list(_statements(plpy, "near", digests, model_id, vector)))

@@ -116,8 +116,7 @@ class Figures:
         self.classes[min(CLASSES - 1, steps)] += 1
 
     def percentile(self, share: float) -> float | None:
-        """Milliseconds that this share of the durations stayed below: the middle of their class. None: there are
-        none."""
+        """Milliseconds that this share of the durations stayed below: the middle of their class; None of none."""
         wanted = share * self.classes.total()
         for number, n in sorted(self.classes.items()):
             wanted -= n

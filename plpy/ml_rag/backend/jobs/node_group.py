@@ -35,8 +35,7 @@ _SIZE_GONE = 10_000
 
 
 #: a node group as it is filled; sources, pending, same, key_text, node_key, merged: SQL. place: the columns by which
-#: parents are read: that of the documents, if it has no nulls, so that a batch does not put together the documents
-#: after it
+#: parents are read: that of the documents, if it has no nulls, so that a batch does not put together later documents
 _FACTS = """
 SELECT json_build_object('relation', r.relation::oid::bigint, 'name', ml_rag._relation_name(r.relation),
   'store', ml_rag._relation_name(r.store),

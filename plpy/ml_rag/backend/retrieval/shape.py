@@ -122,8 +122,7 @@ class Near(NamedTuple):
 
     @property
     def rescored(self) -> int:
-        """How many rows of an index of smaller vectors are scored again by the whole ones. The defaults are measured:
-        docs/embeddings.md."""
+        """How many rows of an index of smaller vectors are scored again by the whole ones (docs/embeddings.md)."""
         default = max(400, 20 * self.limit) if self.quantization == "binary" else 2 * self.limit
         return max(self.limit, self.rescore or default)
 

@@ -465,8 +465,7 @@ def _tuned(row: Any) -> Tuned | None:
 
 
 def _tables(names: tuple[str, ...]) -> list[str]:
-    """The relations that such names can mean, and perhaps others: each part of a name that begins it or follows a dot
-    can be the table's."""
+    """The relations that such names can mean, and perhaps others: each part of a name can be the table's."""
     tables = set()
     for name in names:
         parts = name.split(".") if len(name) <= _LONGEST_NAME else []
