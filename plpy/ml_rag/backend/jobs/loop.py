@@ -166,7 +166,9 @@ def loop(derived: Derived) -> Steps[dict[str, Any]]:
                 hint="CALL it by itself, with autocommit on.",
             )
         if derived.must_commit:
-            _stop_former(derived.session)
+            # those that a cancel has ended between two of their steps: one that commits is the only one
+            for job in [job for job, (session, _, _) in _jobs.items() if session is not derived.session]:
+                stop(job)
         yield from derived.begin()
         while True:
             yield COMMIT
@@ -223,13 +225,6 @@ def advance(job: int, committed: bool | None, found: str | None) -> Statement | 
 def fallback(job: int) -> dict[str, Any] | None:
     """What is the result of a job that goes on, should that fail."""
     return _jobs[job][0].fallback if job in _jobs else None
-
-
-def _stop_former(session: Session) -> None:
-    """Forget the jobs that a cancel has ended between two of their steps: one that commits is the only one."""
-    for job, (other, _, _) in list(_jobs.items()):
-        if other is not session:
-            stop(job)
 
 
 def stop(job: int | None) -> None:
