@@ -201,7 +201,12 @@ def read(text: str, asked: dict[str, int]) -> dict[str, Any]:
 
 def _read(name: str, value: Any, most: int) -> Any:
     if name == "filters":
-        return _read_filters(value)
+        # as they were asked for, or as a caller writes them, {"price": {"lt": 30}}; checked where the stores are known
+        if isinstance(value, dict):
+            return [{key: condition} for key, condition in value.items()]
+        if not isinstance(value, list):
+            raise unusable('Its "filters" is not a list of conditions.')
+        return [_filter(condition) for condition in value]
     distinct = read_texts(name, value)
     if any(len(text) > _LONGEST[name] for text in distinct):
         raise unusable(f'Its "{name}" has a text of more than {_LONGEST[name]} characters.')
@@ -210,18 +215,6 @@ def _read(name: str, value: Any, most: int) -> Any:
     if len(distinct) != 1:
         raise unusable('Its "question" is blank.' if not distinct else 'Its "question" is a list.')
     return distinct[0]
-
-
-def _read_filters(value: Any) -> list[Any]:
-    """Conditions in the language of option filters, all of which must hold; checked where the stores are known.
-
-    As they were asked for, or as a caller writes them: {"price": {"lt": 30}}.
-    """
-    if isinstance(value, dict):
-        return [{key: condition} for key, condition in value.items()]
-    if not isinstance(value, list):
-        raise unusable('Its "filters" is not a list of conditions.')
-    return [_filter(condition) for condition in value]
 
 
 def _filter(condition: Any) -> Any:
