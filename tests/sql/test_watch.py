@@ -221,6 +221,7 @@ def test_a_backend_that_is_terminated_is_counted(
 ) -> None:
     pid = asker.info.backend_pid
     with gate(owner, local_sockets, "embeddings") as server, held(server, asker, "CALL ml_rag('q')") as call:
+        wait_until(lambda: shown(owner))  # what a call reports is not waited for
         owner.execute("SELECT pg_terminate_backend(%s::integer)", (pid,))
         with pytest.raises(psycopg.OperationalError):
             call.result()
