@@ -165,6 +165,16 @@ def _shown(x: float, y: float, text: str, size: int) -> str:
     return f"BT /F1 {size} Tf {x} {y} Td ({escaped}) Tj ET"
 
 
+def written_pdf(text: str, *annotations: str, fields: str = "") -> bytes:
+    """As ``text_pdf`` of one page, with annotations; ``fields``: of its form, by their numbers, which are 6 and more."""
+    catalog = f"/Catalog /AcroForm << /Fields [{fields}] >>"
+    made = text_pdf([text]).partition(b"xref\n")[0].replace(b"/Catalog", catalog.encode())
+    places = " ".join(f"{number} 0 R" for number in range(6, 6 + len(annotations)))
+    made = made.replace(b"/Type /Page /Parent", f"/Type /Page /Annots [{places}] /Parent".encode())
+    more = "".join(f"{number} 0 obj\n<< {one} >>\nendobj\n" for number, one in enumerate(annotations, 6))
+    return made + more.encode() + b"trailer\n<< /Root 1 0 R >>\n%%EOF\n"  # without a table, which pdfium makes again
+
+
 def _pdf(streams: list[str]) -> bytes:
     """A PDF of pages with these contents."""
     objects = ["<< /Type /Catalog /Pages 2 0 R >>", "", "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]

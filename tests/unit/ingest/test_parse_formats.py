@@ -16,7 +16,7 @@ from ml_rag.ingest.formats.common import MAX_VALUE, clean, document
 from ml_rag.ingest.parse import parse
 from ml_rag.ingest.split import Chunking, split
 from ml_rag.ingest.units import Counter
-from support.office import deck_with, docx, epub, odt, pptx, text_pdf, xlsx, zipped
+from support.office import deck_with, docx, epub, odt, pptx, text_pdf, written_pdf, xlsx, zipped
 
 
 def blocks(name: str, content: bytes | str) -> list[tuple[str, dict[str, Any]]]:
@@ -458,6 +458,29 @@ def test_pdf_has_a_block_a_page_with_paragraphs_and_headings() -> None:
         ),
         ("Page three", {"page": 3}),
     ]
+
+
+def test_pdf_has_what_was_filled_in_and_written_on_it() -> None:
+    def field(y: int, kind: str, rest: str) -> str:
+        return f"/Subtype /Widget /Rect [200 {y} 300 {y + 12}] /FT /{kind} {rest}"
+
+    written = [
+        field(718, "Tx", "/T (f1[0]) /TU (Name:) /V (Ada Lovelace)"),
+        field(703, "Tx", "/Parent 12 0 R"),
+        field(703, "Btn", "/T (married) /V /Yes /AS /Yes /AP << /N << /Yes 5 0 R /Off 5 0 R >> >>"),
+        field(703, "Btn", "/T (retired) /V /Off /AS /Off /AP << /N << /Yes 5 0 R /Off 5 0 R >> >>"),
+        field(703, "Tx", "/T (empty)"),
+        field(703, "Tx", "/T (secret) /Ff 8192 /V (secret)"),
+        "/T (town) /V <FEFF004B00F6006C006E> /Kids [7 0 R]",
+        field(703, "Tx", "/T (hidden) /F 2 /V (hidden)"),
+        "/Subtype /FreeText /Rect [72 600 300 680] /Contents (written on it)",
+        "/Subtype /Text /Rect [72 600 300 680] /Contents (a comment)",
+    ]
+    made = written_pdf("Name\nTown\nThe end.", *written, fields="6 0 R 8 0 R 9 0 R 10 0 R 11 0 R 12 0 R 13 0 R")
+    text = "Name\n\nName: Ada Lovelace\n\nTown\n\ntown: K\xf6ln\n\nmarried: Yes\n\nThe end.\n\nwritten on it"
+    assert blocks("a.pdf", made) == [(text, {"page": 1})]
+    # a page without other text is read too
+    assert blocks("a.pdf", written_pdf("", written[8])) == [("written on it", {"page": 1})]
 
 
 def test_a_page_of_many_divided_words_takes_no_time() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import re
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 from ml_rag import abc
@@ -21,6 +22,7 @@ from ml_rag.ingest.formats.common import (
     encrypted,
     metadata,
     numbers,
+    one_line,
     pipe_table,
 )
 from ml_rag.ingest.formats.ocr import read_image
@@ -110,6 +112,7 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
     try:
         if not 0 < len(pdf) <= MAX_PAGES:
             raise DocumentError("document has no pages" if not len(pdf) else "document has too many pages")
+        pdf.init_forms()
         pages: dict[int, list[_Line]] = {}
         scanned: dict[int, str] = {}
         described: dict[int, list[tuple[str, dict[str, Any]]]] = {}
@@ -132,6 +135,7 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
                 scanned[number] = "".join(read_image(_draw(page, place), request.language) for place in left)
             elif request.ocr:
                 pages[number] = _with_pictures(page, left, pages[number], request.language)
+            pages[number] = _with_written(pages[number], _written(page, pdf, raw))
             page.close()
         found = pdf.get_metadata_dict(skip_empty=True)
     finally:
@@ -142,7 +146,10 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
     for line in chain.from_iterable(pages.values()):
         if (table := line.table) is not None:
             line.text = "\n\n".join(filter(None, (table.title, pipe_table(table.rows))))
-    texts = {number: scanned.get(number) or _page_text(lines, sizes) for number, lines in pages.items()}
+    texts = {
+        number: "\n\n".join(filter(None, (scanned.get(number), _page_text(lines, sizes))))
+        for number, lines in pages.items()
+    }
     if any(_MARK in text for text in texts.values()):
         words = frozenset(_WORD.findall(" ".join(texts.values()).lower()))
         texts = {number: _mend_words(text, words) for number, text in texts.items()}
@@ -381,6 +388,50 @@ def _with_pictures(page: Any, places: list[_Place], lines: list[_Line], language
             shown = _Line(text, left, right, top, right, bottom, picture=True)
             lines.insert(place, shown)
     return lines
+
+
+def _written(page: Any, pdf: Any, raw: Any) -> Iterator[_Line]:
+    """What was filled in or written on a page: shown fields of its form that have a value, with their names; text boxes."""
+    left_out = raw.FPDF_ANNOT_FLAG_HIDDEN | raw.FPDF_ANNOT_FLAG_NOVIEW
+    buttons = (raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON)
+    fields = (*buttons, raw.FPDF_FORMFIELD_TEXTFIELD, raw.FPDF_FORMFIELD_COMBOBOX, raw.FPDF_FORMFIELD_LISTBOX)
+    form = pdf.formenv and pdf.formenv.raw
+    for number in range(raw.FPDFPage_GetAnnotCount(page.raw)):
+        if not (one := raw.FPDFPage_GetAnnot(page.raw, number)):
+            continue
+        try:
+            kind, place, text = raw.FPDFAnnot_GetSubtype(one), raw.FS_RECTF(), ""
+            if raw.FPDFAnnot_GetFlags(one) & left_out or not raw.FPDFAnnot_GetRect(one, place):
+                continue
+            if kind == raw.FPDF_ANNOT_FREETEXT:
+                text = _string(raw.FPDFAnnot_GetStringValue, one, b"Contents")
+            elif kind == raw.FPDF_ANNOT_WIDGET and form and (what := raw.FPDFAnnot_GetFormFieldType(form, one)) in fields:
+                is_secret = raw.FPDFAnnot_GetFormFieldFlags(form, one) & raw.FPDF_FORMFLAG_TEXT_PASSWORD
+                if raw.FPDFAnnot_IsChecked(form, one) if what in buttons else not is_secret:
+                    text = _string(raw.FPDFAnnot_GetFormFieldValue, form, one)
+                name = _string(raw.FPDFAnnot_GetFormFieldAlternateName, form, one)
+                name = name or _string(raw.FPDFAnnot_GetFormFieldName, form, one).rpartition(".")[2].partition("[")[0]
+                text = text and f"{one_line(name).rstrip(' :')}: {text}".removeprefix(": ")
+            if text:
+                yield _Line(text, place.left, place.right, place.top, place.right, place.bottom, picture=True)
+        finally:
+            raw.FPDFPage_CloseAnnot(one)
+
+
+def _string(get: Any, *arguments: Any) -> str:
+    length = get(*arguments, None, 0)
+    found = (ctypes.c_ushort * (length // 2 + 1))()
+    get(*arguments, found, length)
+    return bytes(found).decode("utf-16-le", "replace").partition("\0")[0].strip()
+
+
+def _with_written(lines: list[_Line], written: Iterable[_Line]) -> list[_Line]:
+    """The lines of a page and what was written on it, each before the first line that stands below it."""
+    lowest = list(accumulate((-line.y for line in lines), max))
+    at: dict[int, list[_Line]] = {}
+    for one in sorted(written, key=lambda one: (-one.y, one.left)):
+        at.setdefault(bisect_right(lowest, -one.end_y), []).append(one)
+    return [line for i, other in enumerate([*lines, None]) for line in (*at.get(i, ()), other) if line is not None]
 
 
 def _size(raw: Any, handle: Any, index: int) -> float:
