@@ -408,6 +408,24 @@ def test_mail_has_the_texts_beside_its_body() -> None:
     assert only("a.eml", mail) == "# s\n\nbody\n\nfooter\n\nAttachments: another"
 
 
+def test_mail_has_all_texts_of_what_is_signed_or_mixed_within() -> None:
+    def parts(kind: str, *found: str) -> str:
+        within = "".join(f"--{kind}\n{one}\n" for one in found)
+        return f"Content-Type: multipart/{kind}; boundary={kind}\n\n{within}--{kind}--\n"
+
+    def text(words: str, more: str = "") -> str:
+        return f"Content-Type: text/plain{more}\n\n{words}"
+
+    html = "Content-Type: text/html\n\n<p>{}</p>"
+    both = parts("alternative", text("body"), html.format("body"))
+    signed = parts("mixed", both, "Content-Type: image/png\n\nx", text("after"), text("no", "; name=a.txt"))
+    mail = parts("signed", signed, "Content-Type: application/pgp-signature\n\nno")
+    assert only("a.eml", f"Subject: s\nMIME-Version: 1.0\n{mail}") == "# s\n\nbody\n\nafter\n\nAttachments: a.txt"
+    # a body with a name is one all the same
+    named = parts("mixed", text("body", "; name=a"), parts("alternative", text("one"), html.format("one")))
+    assert only("a.eml", f"Subject: s\nMIME-Version: 1.0\n{named}") == "# s\n\nbody\n\none\n\nAttachments: a"
+
+
 @pytest.mark.parametrize("plain", ["", "\n\n", "=C2=A0\n"])
 def test_a_mail_whose_plain_part_is_blank_has_the_text_of_the_other(plain: str) -> None:
     mail = (

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from email import message_from_bytes
 from email.policy import EmailPolicy
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from ml_rag import abc
@@ -72,18 +72,19 @@ def _messages(content: bytes) -> Iterator[bytes]:
         yield _QUOTED_FROM.sub(rb"\1", content[content.index(b"\n", start) + 1 : end])
 
 
-def _parts(message: Any, language: str | None) -> Iterator[Any]:
-    """What a reader shows: the body, and texts beside it such as a mailing list's footer."""
-    body = message.get_body(preferencelist=("plain", "html"))
-    if body is not None and body.get_content_type() == "text/plain" and not _text(body, language).strip():
-        body = message.get_body(preferencelist=("html", "plain"))
-    if body is not None:
-        yield body
-    if message.get_content_type() == "multipart/mixed":
-        for part in message.iter_parts():
-            is_text = part.get_content_type() in ("text/plain", "text/html")
-            if part is not body and is_text and not part.is_attachment() and not part.get_filename():
-                yield part
+def _parts(message: Any, language: str | None, body: Any = None) -> list[Any]:
+    """What a reader shows: the body, and texts beside it such as a mailing list's footer.
+
+    ``body``: of the mail that this is a part of.
+    """
+    is_mixed = message.get_content_type() in ("multipart/mixed", "multipart/signed")
+    found = body if is_mixed and body is not None else message.get_body(preferencelist=("plain", "html"))
+    if is_mixed:
+        parts = [p for p in message.iter_parts() if p is found or not (p.is_attachment() or p.get_filename())]
+        return list(chain.from_iterable(_parts(part, language, found) for part in parts))
+    if found is not None and found.get_content_type() == "text/plain" and not _text(found, language).strip():
+        found = message.get_body(preferencelist=("html", "plain"))
+    return [] if found is None else [found]
 
 
 def _attached(part: Any) -> str:
