@@ -166,7 +166,7 @@ def _shown(x: float, y: float, text: str, size: int) -> str:
 
 
 def written_pdf(text: str, *annotations: str, fields: str = "") -> bytes:
-    """As ``text_pdf`` of one page, with annotations; ``fields``: of its form, by their numbers, which are 6 and more."""
+    """As ``text_pdf`` of one page, with annotations, whose numbers begin with 6; ``fields``: those of its form."""
     catalog = f"/Catalog /AcroForm << /Fields [{fields}] >>"
     made = text_pdf([text]).partition(b"xref\n")[0].replace(b"/Catalog", catalog.encode())
     places = " ".join(f"{number} 0 R" for number in range(6, 6 + len(annotations)))

@@ -214,6 +214,90 @@ def test_docx_has_the_text_of_fields_directions_and_characters_with_readings() -
     assert only("a", docx(f"<w:p>{''.join(parts)}</w:p>")) == "Table 4: one two base"
 
 
+_MATH = "http://schemas.openxmlformats.org/officeDocument/2006/math"
+_DIAGRAM = "http://schemas.openxmlformats.org/drawingml/2006/diagram"
+_DRAWING = "http://schemas.openxmlformats.org/drawingml/2006/main"
+_OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+_DATA = f"""<dgm:dataModel xmlns:dgm="{_DIAGRAM}" xmlns:a="{_DRAWING}"><dgm:ptLst><dgm:pt type="doc"/>
+    <dgm:pt><dgm:t><a:bodyPr/><a:p><a:r><a:t>Pl</a:t></a:r><a:r><a:t>an</a:t></a:r></a:p></dgm:t></dgm:pt>
+    <dgm:pt><dgm:t><a:p><a:r><a:t>Do</a:t></a:r><a:br/><a:r><a:t>it</a:t></a:r></a:p></dgm:t></dgm:pt>
+    </dgm:ptLst></dgm:dataModel>"""
+_SHOWS_DIAGRAM = f"""<a:graphic xmlns:a="{_DRAWING}"><a:graphicData uri="{_DIAGRAM}"><dgm:relIds
+    xmlns:dgm="{_DIAGRAM}" xmlns:r="{_OFFICE}" r:dm="d1" r:lo="d2"/></a:graphicData></a:graphic>"""
+
+
+def _formula(*parts: str) -> str:
+    """Words are texts, ``f`` and ``/f`` the beginning and end of an element."""
+    names = {name for name in parts if f"/{name}" in parts}
+    begin = {**{name: f"<m:{name}>" for name in names}, **{f"/{name}": f"</m:{name}>" for name in names}}
+    tags = (begin.get(part, f"<m:r><m:t>{part}</m:t></m:r>") for part in parts)
+    return f'<m:oMath xmlns:m="{_MATH}">{"".join(tags)}</m:oMath>'
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (("x", "=", "f num a+b /num den 2 /den /f"), "x=(a+b)/2"),
+        (("sSup e x /e sup 2 /sup /sSup", "sSub e y /e sub ij /sub /sSub"), "x^2y_(ij)"),
+        (("rad deg /deg e x /e /rad", "rad deg 3 /deg e x+1 /e /rad"), "√x3√(x+1)"),
+        (("nary sub i=1 /sub sup n /sup e x /e /nary", "d e a /e e b /e /d"), "∫_(i=1)^nx(a|b)"),
+        (("m mr e 1 /e e 2 /e /mr mr e 3 /e e 4 /e /mr /m", "del z /del"), "1 2; 3 4"),
+    ],
+)
+def test_docx_has_formulas_in_their_place(parts: tuple[str, ...], expected: str) -> None:
+    one = _formula(*" ".join(parts).split(" "))
+    body = f"<w:p><w:r><w:t>before</w:t></w:r>{one}</w:p><w:p><m:oMathPara xmlns:m='{_MATH}'>{one}</m:oMathPara></w:p>"
+    assert only("a.docx", docx(body)) == f"before{expected}\n\n{expected}"
+
+
+def test_docx_and_pptx_have_the_text_of_diagrams() -> None:
+    drawn = (
+        '<w:p><w:r><w:t>above</w:t></w:r></w:p><w:p><w:r><w:drawing><wp:inline xmlns:wp="http://schemas.openxmlformats'
+        f'.org/drawingml/2006/wordprocessingDrawing">{_SHOWS_DIAGRAM}</wp:inline></w:drawing></w:r></w:p>'
+    )
+    relations = (
+        '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">'
+        f'<Relationship Id="d1" Type="{_OFFICE}/diagramData" Target="diagrams/data1.xml"/></Relationships>'
+    )
+    files = {"word/_rels/document.xml.rels": relations, "word/diagrams/data1.xml": _DATA}
+    assert only("a.docx", docx(drawn, **files)) == "above\n\nPlan\nDo it"
+    assert only("a.docx", docx(drawn)) == "above"
+    with zipfile.ZipFile(BytesIO(pptx([("Title", "", "")]))) as deck:
+        members = {name: deck.read(name) for name in deck.namelist()}
+    slide, its = "ppt/slides/slide1.xml", "ppt/slides/_rels/slide1.xml.rels"
+    head = '<p:nvGraphicFramePr><p:cNvPr id="9" name="d"/><p:cNvGraphicFramePr/><p:nvPr/></p:nvGraphicFramePr>'
+    place = '<p:xfrm><a:off x="0" y="9"/><a:ext cx="9" cy="9"/></p:xfrm>'
+    frame = f"<p:graphicFrame>{head}{place}{_SHOWS_DIAGRAM}</p:graphicFrame></p:spTree>"
+    members[slide] = members[slide].replace(b"</p:spTree>", frame.encode())
+    target = relations.partition("<Rel")[2].partition(">")[2].replace("diagrams/", "../diagrams/")
+    members[its] = members[its].replace(b"</Relationships>", target.encode())
+    members["ppt/diagrams/data1.xml"] = _DATA.encode()
+    assert only_slide(members) == "# Title\n\nPlan\nDo it"
+
+
+def only_slide(members: dict[str, bytes]) -> str:
+    ((text, _),) = blocks("a.pptx", zipped(dict(members)))
+    return text
+
+
+def test_pptx_has_shapes_with_formulas() -> None:
+    """PowerPoint writes such a shape twice: for itself, and as a picture for older versions."""
+    with zipfile.ZipFile(BytesIO(pptx([("Title", "body", "")]))) as deck:
+        members = {name: deck.read(name) for name in deck.namelist()}
+    slide = "ppt/slides/slide1.xml"
+    run = f"<a14:m>{_formula('x=1')}</a14:m><a:r><a:t> is it</a:t></a:r>"
+    start, _, end = members[slide].decode().rpartition("<p:sp>")
+    shape, closing = (f"<p:sp>{end}").split("</p:spTree>")
+    assert "<a:r><a:t>body</a:t></a:r>" in shape
+    mc = "http://schemas.openxmlformats.org/markup-compatibility/2006"
+    members[slide] = (
+        f'{start}<mc:AlternateContent xmlns:mc="{mc}"><mc:Choice xmlns:a14="http://schemas.microsoft.com/office/drawing/'
+        f'2010/main" Requires="a14">{shape.replace("<a:r><a:t>body</a:t></a:r>", run)}</mc:Choice><mc:Fallback>{shape}'
+        f"</mc:Fallback></mc:AlternateContent></p:spTree>{closing}"
+    ).encode()
+    assert only_slide(members) == "# Title\n\nx=1 is it"
+
+
 def test_a_cell_over_many_rows_keeps_its_column() -> None:
     rows = "".join(f"<tr><td>c{n}<td>{n}" for n in range(1, 100))
     table = only("a.html", f"<table><tr><th>r<th>c<th>n<tr><td rowspan=100>N<td>c0<td>0{rows}</table>")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import zipfile
 from io import BytesIO
@@ -11,6 +12,7 @@ from ml_rag import abc
 from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip, parse_xml
 from ml_rag.ingest.formats.common import Request, document
 from ml_rag.ingest.formats.html import html_blocks
+from ml_rag.ingest.formats.ooxml import MATH, diagram, formula
 
 # mammoth knows headings; the title styles are left to the caller.
 _STYLES = """
@@ -27,7 +29,7 @@ br[type='column'] => br
 #: elements that mammoth leaves out with the text in them: fields such as the number of a caption, directions of text,
 #: characters with their readings
 _AROUND = ("fldSimple", "dir", "bdo", "ruby", "rubyBase")
-_HAS_SUCH = re.compile(rf":(?:{'|'.join(_AROUND)})\b".encode())
+_HAS_SUCH = re.compile(rf":(?:{'|'.join(_AROUND)}|oMath|relIds)\b".encode())
 
 
 def parse_docx(_name: str, content: bytes, request: Request) -> abc.Document:
@@ -57,7 +59,7 @@ def parse_docx(_name: str, content: bytes, request: Request) -> abc.Document:
 
 
 def _without_such(archive: zipfile.ZipFile, content: bytes) -> bytes:
-    """The document with what stands in those elements in their place."""
+    """The document with what stands in those elements in their place, formulas and diagrams as text."""
     from lxml import etree  # type: ignore[import-untyped]
 
     parts = {name: archive.read(name) for name in archive.namelist() if re.fullmatch(r"word/[^/]*\.xml", name)}
@@ -65,7 +67,15 @@ def _without_such(archive: zipfile.ZipFile, content: bytes) -> bytes:
     for name, part in parts.items():
         if _HAS_SUCH.search(part):
             root = parse_xml(part)
-            etree.strip_tags(root, *(f"{{*}}{tag}" for tag in _AROUND))
+            etree.strip_tags(root, *(f"{{*}}{tag}" for tag in _AROUND), f"{MATH}oMathPara")
+            for one in list(root.iter(f"{MATH}oMath")):
+                _replace(one, [formula(one)])
+            data = _diagrams(archive, name)
+            for one in list(root.iter("{*}relIds")):
+                key = next((value for key, value in one.items() if key.endswith("}dm")), "")
+                drawing = next(one.iterancestors("{*}drawing"), None)
+                if drawing is not None and (path := data.pop(key, "")):
+                    _replace(drawing, diagram(archive.read(path)))
             changed[name] = etree.tostring(root)
     if not changed:
         return content
@@ -74,3 +84,26 @@ def _without_such(archive: zipfile.ZipFile, content: bytes) -> bytes:
         for name in dict.fromkeys(archive.namelist()):
             made.writestr(name, changed[name] if name in changed else archive.read(name))
     return out.getvalue()
+
+
+def _diagrams(archive: zipfile.ZipFile, name: str) -> dict[str, str]:
+    """Where the data of a part's diagrams are, by what it calls them."""
+    folder, _, file = name.rpartition("/")
+    names = set(archive.namelist())
+    relations = f"{folder}/_rels/{file}.rels"
+    found = parse_xml(archive.read(relations)).iter("{*}Relationship") if relations in names else ()
+    paths = {one.get("Id", ""): posixpath.join("/", folder, one.get("Target", ""))[1:] for one in found}
+    return {key: path for key, path in paths.items() if path in names}
+
+
+def _replace(element: Any, lines: list[str]) -> None:
+    """Lines of text in place of an element of a paragraph."""
+    space = element.getroottree().getroot().tag.rpartition("}")[0] + "}"
+    run = element.makeelement(f"{space}r")
+    for number, line in enumerate(lines):
+        if number:
+            run.append(run.makeelement(f"{space}br"))
+        text = run.makeelement(f"{space}t")
+        text.text = line
+        run.append(text)
+    element.getparent().replace(element, run)

@@ -391,7 +391,7 @@ def _with_pictures(page: Any, places: list[_Place], lines: list[_Line], language
 
 
 def _written(page: Any, pdf: Any, raw: Any) -> Iterator[_Line]:
-    """What was filled in or written on a page: shown fields of its form that have a value, with their names; text boxes."""
+    """What was filled in or written on a page: fields that have a value and are shown, with their names; text boxes."""
     left_out = raw.FPDF_ANNOT_FLAG_HIDDEN | raw.FPDF_ANNOT_FLAG_NOVIEW
     buttons = (raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON)
     fields = (*buttons, raw.FPDF_FORMFIELD_TEXTFIELD, raw.FPDF_FORMFIELD_COMBOBOX, raw.FPDF_FORMFIELD_LISTBOX)
@@ -405,7 +405,9 @@ def _written(page: Any, pdf: Any, raw: Any) -> Iterator[_Line]:
                 continue
             if kind == raw.FPDF_ANNOT_FREETEXT:
                 text = _string(raw.FPDFAnnot_GetStringValue, one, b"Contents")
-            elif kind == raw.FPDF_ANNOT_WIDGET and form and (what := raw.FPDFAnnot_GetFormFieldType(form, one)) in fields:
+            elif (
+                kind == raw.FPDF_ANNOT_WIDGET and form and (what := raw.FPDFAnnot_GetFormFieldType(form, one)) in fields
+            ):
                 is_secret = raw.FPDFAnnot_GetFormFieldFlags(form, one) & raw.FPDF_FORMFLAG_TEXT_PASSWORD
                 if raw.FPDFAnnot_IsChecked(form, one) if what in buttons else not is_secret:
                     text = _string(raw.FPDFAnnot_GetFormFieldValue, form, one)

@@ -9,11 +9,13 @@ from typing import Any
 from ml_rag import abc
 from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip
 from ml_rag.ingest.formats.common import Request, document, one_line, pipe_table
+from ml_rag.ingest.formats.ooxml import diagram, formula
 from ml_rag.ingest.formats.running import running
 
 _MAX_GROUP_DEPTH = 100
 #: of the height of a slide, above and below: where running lines stand
 _EDGE = 0.12
+_DRAWING = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 
 
 def parse_pptx(_name: str, content: bytes, request: Request) -> abc.Document:
@@ -31,6 +33,7 @@ def parse_pptx(_name: str, content: bytes, request: Request) -> abc.Document:
         if slide.part not in seen:  # a list of slides can name one as often as it likes
             seen.add(slide.part)
             slides[number] = slide
+            _choose(slide._element)
     found, shown = running({number: _edges(slide, deck.slide_height or 0) for number, slide in slides.items()})
     blocks: list[tuple[str, dict[str, Any]]] = []
     for number, slide in slides.items():
@@ -39,6 +42,22 @@ def parse_pptx(_name: str, content: bytes, request: Request) -> abc.Document:
             for draw in _pictures(slide.shapes, 0):
                 blocks += request.pictures.block(draw, {"slide": number})
     return document("pptx", blocks, {**meta, "running_lines": shown} if shown else meta)
+
+
+def _choose(root: Any) -> None:
+    """Shapes with a formula stand in a choice, which python-pptx does not look into: what PowerPoint takes put in its
+    place, formulas as text."""
+    for choice in list(root.iter("{http://schemas.openxmlformats.org/markup-compatibility/2006}AlternateContent")):
+        taken = choice.find("{*}Choice")
+        for one in taken if taken is not None else ():
+            choice.addprevious(one)
+        choice.getparent().remove(choice)
+    for one in list(root.iter("{http://schemas.microsoft.com/office/drawing/2010/main}m")):
+        run = one.makeelement(f"{_DRAWING}r")
+        text = run.makeelement(f"{_DRAWING}t")
+        text.text = formula(one)
+        run.append(text)
+        one.getparent().replace(one, run)
 
 
 def _edges(slide: Any, height: int) -> list[str]:
@@ -94,6 +113,11 @@ def _shapes(shapes: Iterable[Any], depth: int) -> Iterator[str]:
             yield from _chart(shape.chart)
         elif shape.has_text_frame:
             yield _text(shape)
+        else:
+            for one in shape._element.iter("{*}relIds"):
+                key = next((value for key, value in one.items() if key.endswith("}dm")), "")
+                if key in shape.part.rels and not shape.part.rels[key].is_external:
+                    yield "\n".join(diagram(shape.part.related_part(key).blob))
 
 
 def _pictures(shapes: Iterable[Any], depth: int) -> Iterator[Callable[[], bytes]]:
