@@ -211,7 +211,12 @@ def test_docx_has_the_text_of_fields_directions_and_characters_with_readings() -
         f"<w:dir>{run('one ')}</w:dir><w:bdo>{run('two ')}</w:bdo><w:r>{ruby}</w:r>",
         f"<w:del>{run('gone')}</w:del>",
     ]  # fmt: skip
-    assert only("a", docx(f"<w:p>{''.join(parts)}</w:p>")) == "Table 4: one two base"
+    content = docx(f"<w:p>{''.join(parts)}</w:p>", **{"word/media/a.png": bytes(range(256)) * 9})
+    assert only("a", content) == "Table 4: one two base"
+    # a picture that is damaged takes no text away
+    with zipfile.ZipFile(BytesIO(content)) as archive:
+        start = archive.getinfo("word/media/a.png").header_offset + 60
+    assert only("a", content[:start] + b"damaged" + content[start + 7 :]) == "Table 4: one two base"
 
 
 _MATH = "http://schemas.openxmlformats.org/officeDocument/2006/math"
