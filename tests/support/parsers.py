@@ -188,6 +188,11 @@ def confined(facts: dict[str, Any]) -> dict[str, Any]:
         for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM):
             end.close()
 
+    def watch() -> None:
+        with open(libc.inotify_init(), "rb") as events:
+            if libc.inotify_add_watch(events.fileno(), os.fsencode(file.parent), 0x100) < 0:
+                raise OSError(ctypes.get_errno(), "inotify_add_watch")
+
     file = Path(facts["file"])
 
     def write_own() -> None:
@@ -204,6 +209,7 @@ def confined(facts: dict[str, Any]) -> dict[str, Any]:
         "signal": attempt(lambda: os.kill(facts["server"], 0)),
         "read": attempt(file.read_bytes),
         "listing": attempt(lambda: os.listdir(file.parent)),
+        "watch": attempt(watch),
         "write": attempt(lambda: file.with_name("new").write_text("")),
         "append": attempt(lambda: file.open("a").close()),
         "delete": attempt(file.with_name("victim").unlink),

@@ -1,9 +1,9 @@
 """The system calls that a parser and the programs it starts may not make, as a seccomp filter, by ctypes.
 
 What Landlock leaves open is refused here: the mode, owner, times and attributes of files, their length by name (before
-Linux 6.2), namespaces of one's own with all capabilities in them, shared memory and keys of the user's other processes,
-their limits and their share of the processors. Calls that are newer than this list do not exist for a parser: the C
-library then takes an older one. x86_64 and aarch64.
+Linux 6.2), word of what happens in folders, namespaces of one's own with all capabilities in them, shared memory and
+keys of the user's other processes, their limits and their share of the processors. Calls that are newer than this list
+do not exist for a parser: the C library then takes an older one. x86_64 and aarch64.
 
 Why not libseccomp: it knows numbers one by one, so "newer than this list" takes a rule for each of 463 calls: 624
 instructions instead of 72, and 0.14 s more for each parser that starts (2 busy cores). Calls newer than the library
@@ -51,6 +51,8 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
     "utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
     "truncate": (76, 45),
+    # names of files in folders that it cannot list
+    "inotify_add_watch": (254, 27), "fanotify_init": (300, 262),
     # a namespace of one's own gives all capabilities in it, and with them much more of the kernel to attack
     "unshare": (272, 97), "setns": (308, 268), "bpf": (321, 280), "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),

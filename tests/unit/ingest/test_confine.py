@@ -67,7 +67,7 @@ def test_nothing_is_confined_out_of_the_sandbox(facts: dict[str, Any]) -> None:
     found = parsers.confined(facts)
     assert (found["tcp"], found["unix"], found["datagram"]) == (None, None, None)
     assert (found["program"], found["no_new_privs"]) == (0, "0")
-    assert [found[what] for what in (*FILES, "own folder", "signal", "cat")] == [None] * 7 + [0]
+    assert [found[what] for what in (*FILES, "watch", "own folder", "signal", "cat")] == [None] * 8 + [0]
     assert {found[what] for what in TAMPERING} <= {None, "ENOSYS"}  # fchmodat2 is of Linux 6.6
     assert {found[what] for what in ATTRIBUTES} <= {None, "ENOTSUP", "EOPNOTSUPP"}  # as the file system has it
     others = ("limits of another", "priority of another", "shared memory")
@@ -126,6 +126,7 @@ def test_a_parser_has_no_files_but_its_own_and_its_libraries(make: Make, facts: 
         pytest.skip(f"this kernel has no Landlock: {error}")
     found = confined(make(), facts)
     assert {what: found[what] for what in FILES} == dict.fromkeys(FILES, "EACCES")
+    assert found["watch"] == "EPERM"  # which tells names of files
     assert found["cat"] != 0  # neither does a program that it starts
     assert found["own folder"] is None
     assert found["signal"] == ("EPERM" if abi >= 6 else None)
