@@ -171,7 +171,7 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
 
 
 def _turn(page: Any, raw: Any) -> bool:
-    """Have a page that is turned to be shown drawn as it is shown, once it is opened again, as places are of that."""
+    """Rewrite a page that is turned to be shown as it is shown, where readers see its lines. Then open it again."""
     left, bottom, right, top = page.get_bbox()
     matrix = {
         90: (0, -1, 1, 0, -bottom, right), 180: (-1, 0, 0, -1, right, top), 270: (0, 1, -1, 0, top, -left)
