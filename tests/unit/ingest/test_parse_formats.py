@@ -303,6 +303,33 @@ def test_pptx_has_shapes_with_formulas() -> None:
     assert only_slide(members) == "# Title\n\nx=1 is it"
 
 
+@pytest.mark.parametrize(
+    "around",
+    [
+        "{}",
+        "<mc:AlternateContent><mc:Choice>{}</mc:Choice></mc:AlternateContent>",
+        # as Google Docs has it, and as Word has it
+        "<mc:AlternateContent><mc:Choice>{}</mc:Choice><mc:Fallback><w:pict/></mc:Fallback></mc:AlternateContent>",
+        (
+            "<mc:AlternateContent><mc:Choice>{}</mc:Choice><mc:Fallback><w:pict><v:textbox xmlns:v='urn:schemas-"
+            "microsoft-com:vml'><w:txbxContent><w:p><w:r><w:t>boxed</w:t></w:r></w:p></w:txbxContent></v:textbox></w:pict>"
+            "</mc:Fallback></mc:AlternateContent>"
+        ),
+    ],
+)
+def test_docx_has_the_text_of_its_boxes_once(around: str) -> None:
+    drawn = (
+        '<w:drawing><wp:inline xmlns:wp="http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing">'
+        f'<a:graphic xmlns:a="{_DRAWING}"><a:graphicData uri="x"><wps:txbx xmlns:wps="http://schemas.microsoft.com/office/'
+        'word/2010/wordprocessingShape"><w:txbxContent><w:p><w:r><w:t>boxed</w:t></w:r></w:p></w:txbxContent></wps:txbx>'
+        "</a:graphicData></a:graphic></wp:inline></w:drawing>"
+    )
+    mc = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
+    run = "<w:r><w:t>{}</w:t></w:r>"
+    body = f"<w:p {mc}>{run.format('text')}<w:r>{around.format(drawn)}</w:r></w:p><w:p>{run.format('end')}</w:p>"
+    assert only("a.docx", docx(body)) == "text\n\nboxed\n\nend"
+
+
 def test_a_cell_over_many_rows_keeps_its_column() -> None:
     rows = "".join(f"<tr><td>c{n}<td>{n}" for n in range(1, 100))
     table = only("a.html", f"<table><tr><th>r<th>c<th>n<tr><td rowspan=100>N<td>c0<td>0{rows}</table>")

@@ -31,7 +31,7 @@ br[type='column'] => br
 #: elements that mammoth leaves out with the text in them: fields such as the number of a caption, directions of text,
 #: characters with their readings
 _AROUND = ("fldSimple", "dir", "bdo", "ruby", "rubyBase")
-_HAS_SUCH = re.compile(rf":(?:{'|'.join(_AROUND)}|oMath|relIds)\b".encode())
+_HAS_SUCH = re.compile(rf":(?:{'|'.join(_AROUND)}|oMath|relIds|txbx)\b".encode())
 
 
 def parse_docx(_name: str, content: bytes, request: Request) -> abc.Document:
@@ -61,7 +61,8 @@ def parse_docx(_name: str, content: bytes, request: Request) -> abc.Document:
 
 
 def _without_such(archive: zipfile.ZipFile, content: bytes) -> bytes:
-    """The document with what stands in those elements in their place, formulas and diagrams as text."""
+    """The document with what stands in those elements in their place, formulas and diagrams as text, text boxes as
+    older versions have them."""
     from lxml import etree  # type: ignore[import-untyped]
 
     parts = {name: archive.read(name) for name in archive.namelist() if re.fullmatch(r"word/[^/]*\.xml", name)}
@@ -72,6 +73,8 @@ def _without_such(archive: zipfile.ZipFile, content: bytes) -> bytes:
             etree.strip_tags(root, *(f"{{*}}{tag}" for tag in _AROUND), f"{MATH}oMathPara")
             for one in list(root.iter(f"{MATH}oMath")):
                 _replace(one, [formula(one)])
+            for box in list(root.iter("{*}txbxContent")):
+                _move_out(box)
             data = _diagrams(archive, name)
             for one in list(root.iter("{*}relIds")):
                 key = next((value for key, value in one.items() if key.endswith("}dm")), "")
@@ -112,3 +115,16 @@ def _replace(element: Any, lines: list[str]) -> None:
         text.text = line
         run.append(text)
     element.getparent().replace(element, run)
+
+
+def _move_out(box: Any) -> None:
+    """Put the text of a box before its drawing, unless what older versions show in its place has it too."""
+    within = next(box.iterancestors("{*}drawing"), None)
+    for choice in box.iterancestors("{http://schemas.openxmlformats.org/markup-compatibility/2006}Choice"):
+        within = choice.getparent()
+        if within.find("{*}Fallback//{*}txbxContent") is not None:
+            return
+    if within is not None:
+        picture = box.makeelement(f"{box.tag.rpartition('}')[0]}}}pict")
+        within.addprevious(picture)
+        picture.append(box)
