@@ -59,6 +59,14 @@ def only(name: str, content: bytes | str) -> str:
         ),
         ("a.html", "<p>a<header>b</header>c<details><summary>d</summary>e</details>f", "a\n\nb\n\nc\n\nd\n\ne\n\nf"),
         ("a.html", "<ul><li>x<li>y</ul><ol><li>z</ol><pre>a  b</pre>", "- x\n- y\n\n1. z\n\n```\na  b\n```"),
+        ("a.html", "<p>10<sup>6</sup> to 10<sup>-6</sup> m<sup>2</sup> 2<sup>nd</sup>", "10^6 to 10^-6 m2 2nd"),
+        ("a.html", "<p><ruby>漢字<rp>(</rp><rt>かんじ</rt><rp>)</rp></ruby>です", "漢字です"),
+        (
+            "a.html",
+            "<p>a <math><semantics><mrow><mi>y</mi><mo>=</mo><mfrac><mrow><mi>x</mi><mo>+</mo><mn>1</mn></mrow>"
+            "<mn>2</mn></mfrac><msup><mi>z</mi><mn>2</mn></msup></mrow><annotation>tex</annotation></semantics></math>",
+            "a y=(x+1)/2z^2",
+        ),
         ("a.html", "<p>a<nav>menu</nav><style>s</style><p style='display:none'>no</p><img alt='pic'>", "a\n\npic"),
         ("a.rst", "Title\n=====\n\ntext\n\nPart\n----\n\nmore", "# Title\n\ntext\n\n## Part\n\nmore"),
         ("a.rst", "=====\nTitle\n=====\n\n===  ===\na    b\n===  ===", "# Title\n\n===  ===\na    b\n===  ==="),
@@ -379,6 +387,10 @@ def test_the_last_character_of_a_text_is_not_lost(content: bytes, expected: str)
 
 
 def test_line_ends_within_paragraphs_keep_words_apart() -> None:
+    word = "<w:p><w:r><w:t>a</w:t><w:cr/><w:t>b</w:t><w:ptab/><w:t>c</w:t></w:r></w:p>"
+    assert only("a.docx", docx(word)) == "a\nb c"
+    power = '<w:r><w:rPr><w:vertAlign w:val="superscript"/></w:rPr><w:t>6</w:t></w:r>'
+    assert only("a.docx", docx(f"<w:p><w:r><w:t>10</w:t></w:r>{power}</w:p>")) == "10^6"
     deck = pptx([("Annual\vReport", "one\vtwo\nthree", "four\vfive")])
     assert blocks("a", deck) == [("# Annual Report\n\n- one two\n- three\n\nNotes: four\nfive", {"slide": 1})]
     broken = '<w:p><w:r><w:t>a</w:t><w:br w:type="page"/><w:t>b</w:t><w:br w:type="column"/><w:t>c</w:t></w:r></w:p>'

@@ -31,7 +31,7 @@ br[type='column'] => br
 #: elements that mammoth leaves out with the text in them: fields such as the number of a caption, directions of text,
 #: characters with their readings
 _AROUND = ("fldSimple", "dir", "bdo", "ruby", "rubyBase")
-_HAS_SUCH = re.compile(rf":(?:{'|'.join(_AROUND)}|oMath|relIds|txbx)\b".encode())
+_HAS_SUCH = re.compile(rf"<[\w.-]+:(?:{'|'.join(_AROUND)}|cr|ptab|oMath|relIds|txbx)\b".encode())
 
 
 def parse_docx(_name: str, content: bytes, request: Request) -> abc.Document:
@@ -71,6 +71,9 @@ def _without_such(archive: zipfile.ZipFile, content: bytes) -> bytes:
         if _HAS_SUCH.search(part):
             root = parse_xml(part)
             etree.strip_tags(root, *(f"{{*}}{tag}" for tag in _AROUND), f"{MATH}oMathPara")
+            space = root.tag.rpartition("}")[0] + "}"
+            for one in root.iter(f"{space}cr", f"{space}ptab"):
+                one.tag = f"{space}br" if one.tag.endswith("cr") else f"{space}tab"
             for one in list(root.iter(f"{MATH}oMath")):
                 _replace(one, [formula(one)])
             for box in list(root.iter("{*}txbxContent")):

@@ -18,7 +18,14 @@ from ml_rag.ingest.formats.pictures import MARK, Pictures
 if TYPE_CHECKING:
     from bs4 import BeautifulSoup
 
-_DROPPED = ["script", "style", "noscript", "template", "svg", "iframe", "object", "nav", "head", "button", "select"]
+_DROPPED = [
+    "script", "style", "noscript", "template", "svg", "iframe", "object", "nav", "head", "button", "select",
+    "rt", "rp", "annotation", "annotation-xml",  # readings of characters, formulas in other words
+]  # fmt: skip
+#: of formulas, and what stands before the second of their two parts
+_SIGNS = {"mfrac": "/", "msup": "^", "msub": "_", "munder": "_", "mover": "^"}
+#: parts that are never in brackets
+_WHOLE = ("mi", "mn", "mo", "mtext")
 #: that browsers show apart, and markdownify in a line with what is around them
 _BLOCKS = [
     "address", "aside", "center", "details", "dialog", "fieldset", "footer", "form", "header", "hgroup", "legend",
@@ -150,6 +157,24 @@ def _converter() -> Any:
 
         def convert_img(self, el: Any, text: str, parent_tags: Any) -> str:
             return " ".join((el.attrs.get("alt") or "").split())
+
+        def convert_sup(self, el: Any, text: str, parent_tags: Any) -> str:
+            before = el.previous_element
+            is_power = isinstance(before, str) and before[-1:].isdigit() and text[:1] in {*"0123456789+-−"}
+            return f"^{text}" if is_power else text
+
+        def convert_mrow(self, el: Any, text: str, parent_tags: Any) -> str:
+            if (sign := _SIGNS.get(el.parent.name)) is None:
+                return text
+            shown = text if el.name in _WHOLE or len(text) < 2 else f"({text})"
+            return sign + shown if el.find_previous_sibling() is not None else shown
+
+        convert_mi = convert_mn = convert_mo = convert_mtext = convert_mfrac = convert_msup = convert_msub = (
+            convert_mrow
+        )
+
+        def convert_msqrt(self, el: Any, text: str, parent_tags: Any) -> str:
+            return self.convert_mrow(el, f"√({text})", parent_tags)
 
         def convert_td(self, el: Any, text: str, parent_tags: Any) -> str:
             return f"{_OPEN}{_span(el, 'colspan')},{_span(el, 'rowspan')},{text}{_CELL}"
