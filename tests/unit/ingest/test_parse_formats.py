@@ -11,6 +11,7 @@ from typing import Any
 import openpyxl
 import pytest
 
+from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats import pdf
 from ml_rag.ingest.formats.common import MAX_VALUE, clean, document
 from ml_rag.ingest.parse import parse
@@ -625,8 +626,9 @@ def test_pdf_has_what_was_filled_in_and_written_on_it() -> None:
     made = written_pdf("Name\nTown\nThe end.", *written, fields="6 0 R 8 0 R 9 0 R 10 0 R 11 0 R 12 0 R 13 0 R")
     text = "Name\n\nName: Ada Lovelace\n\nTown\n\ntown: K\xf6ln\n\nmarried: Yes\n\nThe end.\n\nwritten on it"
     assert blocks("a.pdf", made) == [(text, {"page": 1})]
-    # a page without other text is read too
-    assert blocks("a.pdf", written_pdf("", written[8])) == [("written on it", {"page": 1})]
+    # a scan with a stamp has no text
+    with pytest.raises(DocumentError, match="document has no text"):
+        parse("a.pdf", written_pdf("", written[8]))
 
 
 def test_a_page_of_many_divided_words_takes_no_time() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
 from bisect import bisect_right
@@ -112,11 +113,13 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
     try:
         if not 0 < len(pdf) <= MAX_PAGES:
             raise DocumentError("document has no pages" if not len(pdf) else "document has too many pages")
-        pdf.init_forms()
+        with contextlib.suppress(pdfium.PdfiumError):  # then fields are not read
+            pdf.init_forms()
         pages: dict[int, list[_Line]] = {}
         scanned: dict[int, str] = {}
         described: dict[int, list[tuple[str, dict[str, Any]]]] = {}
         broken: list[int] = []
+        is_read = False
         for number in range(1, len(pdf) + 1):
             try:
                 page = pdf[number - 1]
@@ -135,6 +138,8 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
                 scanned[number] = "".join(read_image(_draw(page, place), request.language) for place in left)
             elif request.ocr:
                 pages[number] = _with_pictures(page, left, pages[number], request.language)
+            # what is written on scans does not stand for their text
+            is_read = is_read or request.ocr or request.pictures is not None or bool(pages[number])
             pages[number] = _with_written(pages[number], _written(page, pdf, raw))
             page.close()
         found = pdf.get_metadata_dict(skip_empty=True)
@@ -155,7 +160,7 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
         texts = {number: _mend_words(text, words) for number, text in texts.items()}
     blocks: list[tuple[str, dict[str, Any]]] = []
     for number, text in texts.items():
-        blocks += [(text, {"page": number}), *described.get(number, ())]
+        blocks += [(text if is_read else "", {"page": number}), *described.get(number, ())]
     if not any(text.strip() for text, _ in blocks):
         raise DocumentError(
             "document has no text",
