@@ -1,5 +1,6 @@
 -- marker: the comment of a vector column that says which embedding model its vectors are of: read and changed
--- here only. The marker runs from GENAI_OPTIONS= to the next blank; the first one that names a model counts.
+-- here only. The marker runs from GENAI_OPTIONS= to the next blank, with commas or semicolons between its
+-- entries; the first one that names a model counts.
 --
 -- A marker can name the columns beside it:
 -- GENAI_OPTIONS=EMBED_MODEL_ID=m,SEGMENT=content,DOCUMENT_NAME=title,METADATA=meta, also
@@ -16,7 +17,8 @@ CREATE FUNCTION ml_rag._marker_pattern() RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: a regular expression of a marker up to and with its model: what stands before that, and the model
 BEGIN
-  RETURN E'(GENAI_OPTIONS=[^ \t\n\r\f\x0b]*?EMBED_MODEL_ID=)([^,; \t\n\r\f\x0b]+)(?=[,; \t\n\r\f\x0b]|$)';
+  RETURN E'(GENAI_OPTIONS=(?:[^ \t\n\r\f\x0b]*?[,;])?EMBED_MODEL_ID=)([^,;= \t\n\r\f\x0b]+)'
+    '(?=[,; \t\n\r\f\x0b]|$)';
 END
 $$;
 
@@ -32,7 +34,7 @@ BEGIN
   IF _at > 0 AND _at = strpos(_comment, 'GENAI_OPTIONS=EMBED_MODEL_ID=') THEN
     -- as it mostly is: the pattern says the same and takes ten times as long
     _model := split_part(translate(substr(_comment, _at + 29), E',;\t\n\r\f\x0b', '       '), ' ', 1);
-    IF _model <> '' THEN
+    IF _model <> '' AND strpos(_model, '=') = 0 THEN
       RETURN _model;
     END IF;
   END IF;
@@ -47,7 +49,7 @@ DECLARE
   _at integer := strpos(comment, 'GENAI_OPTIONS=');
 BEGIN
   IF _at > 0 AND _at = strpos(comment, 'GENAI_OPTIONS=EMBED_MODEL_ID=')
-    AND strpos(E',; \t\n\r\f\x0b', substr(comment, _at + 29, 1)) = 0 THEN
+    AND substr(comment, _at + 29) ~ E'^[^,;= \t\n\r\f\x0b]+([,; \t\n\r\f\x0b]|$)' THEN
     -- as it mostly is, see _marked_model
     RETURN split_part(translate(substr(comment, _at), E'\t\n\r\f\x0b', '     '), ' ', 1);
   END IF;
@@ -242,6 +244,6 @@ BEGIN
     RETURN concat_ws(' ', nullif(comment, ''), 'GENAI_OPTIONS=' || _entries);
   END IF;
   RETURN overlay(comment PLACING 'GENAI_OPTIONS=' || _entries
-    FROM strpos(comment, _marker) FOR length(_marker));
+    FROM strpos(translate(comment, E'\t\n\r\f\x0b', '     ') || ' ', _marker || ' ') FOR length(_marker));
 END
 $$;

@@ -27,19 +27,28 @@ BLANKS = " \t\n\r\v\f"
 def model_of(comment: str) -> str | None:
     """The marker read by hand: from GENAI_OPTIONS= to the next blank there is EMBED_MODEL_ID= with a model."""
     for word in comment.translate(str.maketrans(dict.fromkeys(BLANKS, " "))).split(" "):
-        _, _, run = word.partition("GENAI_OPTIONS=")
-        at = -1
-        while (at := run.find("EMBED_MODEL_ID=", at + 1)) >= 0:
-            if model := run[at + len("EMBED_MODEL_ID=") :].replace(";", ",").split(",")[0]:
-                return model
+        if (model := read(word)[1]) is not None:
+            return model
     return None
+
+
+def read(word: str) -> tuple[str, str | None]:
+    """The part of a word that is a marker, and its model: what stands behind the first GENAI_OPTIONS= that has one."""
+    at = -1
+    while (at := word.find("GENAI_OPTIONS=", at + 1)) >= 0:
+        run = word[at + len("GENAI_OPTIONS=") :]
+        for entry in run.replace(";", ",").split(","):
+            key, _, model = entry.partition("=")
+            if key == "EMBED_MODEL_ID" and model and "=" not in model:
+                return run, model
+    return "", None
 
 
 def name_of(comment: str) -> str | None:
     """The value of EMBEDDING= in that run, whatever stands between it and the model."""
     for word in comment.translate(str.maketrans(dict.fromkeys(BLANKS, " "))).split(" "):
-        _, found, run = word.partition("GENAI_OPTIONS=")
-        if model_of(found + run) is not None:
+        run, model = read(word)
+        if model is not None:
             entries = run.replace("GENAI_OPTIONS=", ",").replace(";", ",").split(",")
             return next((e.removeprefix("EMBEDDING=") for e in entries if e.startswith("EMBEDDING=")), "") or None
     return None
