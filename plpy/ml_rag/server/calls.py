@@ -40,7 +40,7 @@ NOBODY = 0
 _TEN_YEARS = 10 * 366 * 86400
 Name = Annotated[str, Field(max_length=200)]
 Cluster = Annotated[str, Field(pattern=r"^[0-9a-f-]{1,100}$")]
-Oid = Annotated[int, Field(ge=0, lt=2**32)]
+Oid = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
 _Rows = Annotated[int, Field(ge=-1, lt=2**62)]
 _Tokens = Annotated[int, Field(ge=0, lt=2**40)]
 #: seconds since 1970
