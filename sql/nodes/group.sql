@@ -97,6 +97,16 @@ BEGIN
     IF _transform = 'context' THEN
       PERFORM ml_rag._bad_option('merge', 'true', 'false, where "transform" is context',
         'Its nodes have the text of their segment.');
+    ELSIF EXISTS (
+      -- a model has read other segments for them, which not all who read the segment may read
+      WITH RECURSIVE above AS (
+        SELECT _parent AS name
+        UNION SELECT g.options ->> 'parent' FROM above AS a
+        JOIN ml_rag._node_groups(store) AS g ON g.name = a.name
+      )
+      SELECT FROM above AS a JOIN ml_rag._node_groups(store) AS g ON g.name = a.name
+      WHERE g.options ->> 'transform' = 'context') THEN
+      PERFORM ml_rag._bad_option('merge', 'true', 'false for nodes of context');
     ELSIF _document IS NOT NULL THEN
       PERFORM ml_rag._bad_option('merge', 'true', 'false for nodes of documents');
     END IF;

@@ -214,6 +214,18 @@ def test_context_of_a_hidden_segment_is_hidden_too(db: Database, store: Connecti
         assert search_keys(asker, "herons", group) == [(1, 1), (1, 2)]
 
 
+def test_nodes_of_context_are_not_merged(store: Connection, script: Script) -> None:
+    """The column of merged nodes is seen by all who see the segment, and a model has read others for it."""
+    script.answer = {"context": "Beside herons that wait for fish."}
+    create(store, "context", transform="context", model_id=MODEL)
+    create(store, "parts", transform="sentence", parent="context")
+    for parent in ("context", "parts"):
+        with error("22023", 'option "merge"', "nodes of context"):
+            create(store, "n", transform="sentence", parent=parent, merge=True)
+    create(store, "sentences", transform="sentence")
+    create(store, "n", transform="sentence", parent="sentences", merge=True)
+
+
 def test_context_of_a_hidden_segment_is_hidden_where_documents_are_told_apart_later(
     db: Database, owner: Connection, script: Script
 ) -> None:
