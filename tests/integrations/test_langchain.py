@@ -89,6 +89,19 @@ def test_a_filter_of_a_search_is_added_to_that_of_the_store(boats: MlRagVectorSt
     store.close()
 
 
+def test_a_filter_of_a_search_is_added_to_that_of_a_preset_and_of_the_settings(
+    db: Database, boats: MlRagVectorStore, asker_dsn: str
+) -> None:
+    owner = db.connect()
+    kept = '{"filters": {"and": [{"year": {"gte": 2005}}]}}'
+    owner.execute("SELECT ml_rag.create_preset('kept', %s)", (kept,))
+    store = MlRagVectorStore(asker_dsn, "public.boats", options={"preset": "kept"})
+    assert found(store, None) == found(store, {"year": {"$gte": 0}}) == {"b", "d"}
+    owner.execute("SELECT ml_rag.configure('default_options', %s)", (kept,))
+    assert found(boats, {"year": {"$gte": 0}}) == {"b", "d"}
+    store.close()
+
+
 @pytest.mark.parametrize(
     "filter", [{"$xor": []}, {"year": {"$equals": 1}}, {"year": {}}, {"$and": {"year": 1}}, {"a": {"b": 1}}]
 )
