@@ -294,6 +294,30 @@ def test_a_table_of_ones_own_is_for_the_retriever(db: Database, asker_dsn: str) 
     retriever.close()
 
 
+def test_a_table_of_several_tenants_numbers_is_for_the_retriever(db: Database, asker_dsn: str) -> None:
+    """What a search finds would be joined with another tenant's rows of the same numbers."""
+    owner = db.connect()
+    owner.execute(
+        "CREATE TABLE by_tenant (document_name text, metadata jsonb, document_id bigint, segment_number integer,"
+        " tenant integer, segment text, segment_embedding vector(16), id text, PRIMARY KEY (tenant, document_id,"
+        " segment_number)) PARTITION BY LIST (tenant); CREATE TABLE rest PARTITION OF by_tenant DEFAULT;"
+        "COMMENT ON COLUMN by_tenant.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed';"
+        "GRANT SELECT ON by_tenant TO ml_rag_user"
+    )
+    for tenant in (7, 8):
+        vector = as_text(fake_embedding("boat"))
+        owner.execute(
+            "INSERT INTO by_tenant VALUES ('d', '{}', 1, 1, %s, 'boat', %s, %s)", (tenant, vector, f"{tenant}")
+        )
+    with pytest.raises(MlRagError, match=r"do not tell the rows of public\.by_tenant apart"):
+        MlRagVectorStore(asker_dsn, "public.by_tenant")
+    retriever = MlRagRetriever(dsn=asker_dsn, options={"vector_store": ["public.by_tenant"], "filters": {"tenant": 7}})
+    assert len(retriever.invoke("boat")) == 1
+    retriever.close()
+    owner.execute("SELECT ml_rag.create_store('public.four', '{\"partitions\": 4}'); GRANT ALL ON four TO ml_rag_user")
+    MlRagVectorStore(asker_dsn, "public.four").close()
+
+
 def test_a_key_of_several_columns_is_in_the_metadata(db: Database, asker_dsn: str) -> None:
     owner = db.connect()
     owner.execute("CREATE TABLE stock (sku text, shop integer, title text, PRIMARY KEY (sku, shop))")

@@ -107,6 +107,12 @@ class Store:
                 hint="Search a table of your own, with a vectorizer or adopted, by MlRagRetriever with"
                 f' options={{"vector_store": ["{self.name}"]}}. Or name a table that does not exist yet.',
             )
+        if not self._tells_segments_apart():
+            raise NotWritable(
+                f"document_id and segment_number do not tell the rows of {self.name} apart",
+                detail="Another tenant's rows of the same numbers, say, would be taken for what a search finds.",
+                hint=f'Search it by MlRagRetriever with options={{"vector_store": ["{self.name}"]}}.',
+            )
         self._model = self._marked_model()
         if self._model is None and dimensions is None:
             raise MlRagError(
@@ -124,6 +130,14 @@ class Store:
         )
         (found,) = self._database.rows(query, {"name": self.name})
         return set(found["columns"]) if found["is_there"] else None
+
+    def _tells_segments_apart(self) -> bool:
+        """Whether no two rows have the same numbers; not known of a view."""
+        query = sql.SQL(
+            "SELECT c.relkind NOT IN ('r', 'p') OR ml_rag._is_key(c.oid, '{document_id,segment_number}') AS answer"
+            " FROM pg_catalog.pg_class AS c WHERE c.oid = pg_catalog.to_regclass(%(name)s)::oid"
+        )
+        return bool(self._database.rows(query, {"name": self.name})[0]["answer"])
 
     def _make(self, dimensions: int | None) -> None:
         with self._database.transaction() as connection:
