@@ -12,8 +12,9 @@ import pytest
 from support.cluster import Connection, Database
 from support.keywords import add, assert_exact, enable
 from support.loading import counts, loader, loader_role, rows
+from support.nodes import create
 from support.partitions import CALLS, both, fill, send, words
-from support.stores import COLUMNS, answer, error, mark
+from support.stores import COLUMNS, answer, create_store, error, fake_embedding, insert, mark
 from support.stores import search as search_rows
 
 __all__ = ["loader"]
@@ -160,6 +161,23 @@ def test_a_further_embedding_has_all_partitions(stores: Connection, asker: Conne
         stores.execute(f"SELECT ml_rag.use_embedding('{name}', 'second')")
     one, four = both(asker, "birch oak", {"n_citations": 30})
     assert four == one
+
+
+@pytest.mark.parametrize("other", [{"search": "keyword", "in": "sentences"}, {"search": "keyword"}])
+def test_a_node_that_two_arms_find_is_one_hit(owner: Connection, other: dict[str, Any]) -> None:
+    """The best node of a segment by meaning need not be the best by words."""
+    text = "Oak yew fir. Oak oak oak pine. Yew birch."
+    for name, suffix in (("one", ""), ("four", " PARTITION BY HASH (document_id)")):
+        create_store(owner, name, type="vector(16)", suffix=suffix)
+        if suffix:
+            owner.execute("CREATE TABLE part PARTITION OF four FOR VALUES WITH (MODULUS 1, REMAINDER 0)")
+        insert(owner, name, [("d", 1, 1, text, fake_embedding(text))])
+        enable(owner, name)
+        create(owner, "sentences", store=name, transform="sentence")
+    arms = [{"search": "semantic", "in": "sentences"}, other]
+    one, four = both(owner, "oak yew", {"arms": arms, "return": "node", "citation_fields": ["node", "score"]})
+    assert four == one
+    assert len(json.loads(four)["citations"]) == 3
 
 
 @pytest.mark.parametrize("n", [1, 256])

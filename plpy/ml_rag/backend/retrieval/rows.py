@@ -111,7 +111,10 @@ class Rows:
             documents = f"{integer} AS document_id, s.document::text AS document_key"
         key = "s.row_key" if self.has_tids else "s.row_key::text AS row_key"
         if not store.is_table:
-            key = f"{self._content('s.document::text' if store.document_id else 's.document_name', order)} AS row_key"
+            # each node that is a hit comes with its segment, which is one row all the same
+            node = "s.node_key" if has_node and "node_key" in self.node_columns else None
+            document = "s.document::text" if store.document_id else "s.document_name"
+            key = f"{self._content(document, order, node)} AS row_key"
         text = ""
         if self.has_text:
             text = ", s.segment, s.metadata" if is_early else ", NULL::text AS segment, NULL::jsonb AS metadata"
@@ -119,10 +122,12 @@ class Rows:
             text += f", s.{name}" if has_node else f", NULL::{type_name} AS {name}"
         return f"{i} AS store, {key}, s.document_name, {documents}, s.segment_number{text}"
 
-    def _content(self, document: str, order: str) -> str:
+    def _content(self, document: str, order: str, node: str | None = None) -> str:
         """The key of a row that has none (of views, foreign and partitioned tables): what it holds; rows that
-        hold the same are numbered."""
+        hold the same are numbered. ``node``: by what the nodes of a row are told apart, where it comes with each."""
         same = f"s.document_name, {document}, s.segment_number, s.segment"
+        if node is not None:
+            same += f", {node}"
         return (
             f"md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5({document}), '-'),"
             f" coalesce(s.segment_number::text, '-'), md5(s.segment),"
