@@ -217,6 +217,7 @@ DECLARE
   _key text := (SELECT string_agg(quote_ident(k), ', ' ORDER BY place) FROM unnest((
     SELECT i.key FROM ml_rag._keyword_index(store) AS i)) WITH ORDINALITY AS u (k, place));
   _part regclass;
+  _reader text;
 BEGIN
   IF EXISTS (SELECT FROM ml_rag._keyword_index(store)) THEN
     PERFORM ml_rag._make_keyword_triggers(store);
@@ -224,6 +225,13 @@ BEGIN
   FOR _part IN SELECT p.relid FROM pg_partition_tree(store) AS p WHERE p.isleaf LOOP
     IF _has_shards THEN
       PERFORM ml_rag._grant_readers(store, _part);
+    ELSE
+      -- the store can have row-level security again, which a partition that is read by its name has not
+      FOR _reader IN SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END
+        FROM pg_class AS c CROSS JOIN LATERAL aclexplode(c.relacl) AS a
+        WHERE c.oid = store AND a.privilege_type = 'SELECT' AND a.grantee <> c.relowner LOOP
+        EXECUTE format('REVOKE SELECT ON %s FROM %s', ml_rag._relation_name(_part), _reader);
+      END LOOP;
     END IF;
     IF EXISTS (SELECT FROM ml_rag._shards(store) AS s WHERE s.shard = _part) THEN
       PERFORM ml_rag._grant_readers(store, k.calls) FROM ml_rag._calls_of(_part) AS k (calls)

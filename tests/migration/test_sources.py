@@ -289,7 +289,7 @@ HELD_BY = {
     "_waiting": {"_read_waiting", FILL},
 }
 #: that which holds; REVOKE … FROM a role; and in a trigger, names of its rows
-NOT_BY_NAME = {"_hold", "_grant_readers", "_keep_keywords"}
+NOT_BY_NAME = {"_hold", "_follow_partitions", "_grant_readers", "_keep_keywords"}
 
 
 def test_what_reads_rows_by_a_name_holds_the_relation() -> None:

@@ -288,6 +288,23 @@ def test_policies_of_the_shards_apply(stores: Connection, asker: Connection, sha
     assert {c["document_id"] % 2 for c in found["citations"]} == {0}
 
 
+def test_partitions_are_nobody_s_to_read_once_the_last_shard_is_back(
+    sharded: Connection, asker: Connection, owner: Connection
+) -> None:
+    """From then on the store can have policies, which a partition that is read by its name has not."""
+    for i in range(4):
+        assert rows(asker, "SELECT count(*) > 0 FROM four") == [(True,)]
+        sharded.execute("SELECT ml_rag.detach_shard('four', %s)", (i,))
+    parts = [
+        name for (name,) in rows(owner, "SELECT relid::regclass::text FROM pg_partition_tree('four') WHERE isleaf")
+    ]
+    assert len(parts) == 4
+    sharded.execute("ALTER TABLE four ENABLE ROW LEVEL SECURITY")
+    for name in ("four", *parts):
+        assert rows(owner, f"SELECT has_table_privilege('ml_rag_user', '{name}', 'SELECT')") == [(name == "four",)]
+    assert rows(asker, "SELECT count(*) FROM four") == [(0,)]
+
+
 def test_how_often_words_stand_in_hidden_rows_is_not_told(
     sharded: Connection, asker: Connection, shard: list[Shard]
 ) -> None:
