@@ -301,6 +301,26 @@ def test_few_rows_that_pass_are_looked_up_one_by_one(owner: Connection) -> None:
         assert semantic_plan(owner, query_embedding=[1, 0, 0], filters=kept)["plan"] == "exact", kept
 
 
+def test_long_lists_of_values_are_not_explained(stores: Connection, owner: Connection) -> None:
+    """EXPLAIN writes them once for each partition: a gigabyte, for which there is no room, of a thousand."""
+    owner.execute("SET track_functions = pl")
+
+    def explained() -> int:
+        name = "ml_rag._estimated_rows(ml_rag.store, text, text[])"
+        return int(rows(owner, f"SELECT coalesce(pg_stat_get_xact_function_calls('{name}'::regprocedure), 0)")[0][0])
+
+    for n, calls in ((90, 1), (110, 0)):
+        with owner.transaction():
+            before = explained()
+            options = {
+                "vector_store": ["public.four"],
+                "skip_generate": True,
+                "document_name": ["d7", *["x" * 100] * n],
+            }
+            assert answer(owner, "birch", options)["citations"]
+            assert explained() - before == calls, n
+
+
 def test_the_layouts_of_tenants_in_the_documentation(loader: Connection, asker: Connection) -> None:
     part = (ROOT / "docs" / "scale.md").read_text().split("## Tenants")[1].split("\n## ")[0]
     (statements,) = re.findall(r"```sql\n(.*?)```", part, re.DOTALL)

@@ -53,6 +53,9 @@ _run = Statements(
 #: the planner's cost of reading rows that pass a filter, up to which they are not counted first: they are 1,000 or
 #: fewer, even if its estimate of their number is wrong
 _CHEAP = 100
+#: characters of the values of a filter up to which it is estimated how many rows of a partitioned table pass: EXPLAIN
+#: writes them once for each partition
+_LONGEST_EXPLAINED = 10_000
 #: rows that an index is asked for where all are wanted
 _ALL = 2_147_483_647
 
@@ -139,7 +142,7 @@ def of_store(
     if not is_counted or not made.condition:
         return made
     estimated = None
-    if is_estimated:
+    if is_estimated and (store.is_table or sum(map(len, arguments)) <= _LONGEST_EXPLAINED):
         counted = made.condition
         if stage == "search":  # a search by words finds rows without a vector, too
             counted = f" AND t.{identifier(store.segment_embedding)} IS NOT NULL{counted}"
