@@ -169,6 +169,10 @@ def test_what_repeated_cells_and_rows_add_is_bounded() -> None:
     )
     with pytest.raises(DocumentError, match="unpacks to too much"):
         parse("a", odt(f"<table:table>{row * 6000}</table:table>", "spreadsheet"))
+    for cell, rows in (('<td rowspan="9999">a few words</td>', 5000), ('<td rowspan="99" colspan="999">c</td>', 99)):
+        page = f"<!DOCTYPE html><table><tr>{cell * 500}</tr>{'<tr><td>x</td></tr>' * rows}</table>"
+        with pytest.raises(DocumentError, match="unpacks to too much"):
+            parse("a.html", page.encode())
 
 
 def test_an_entry_within_another_one_is_read_once() -> None:

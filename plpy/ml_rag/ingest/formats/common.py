@@ -46,6 +46,26 @@ class Request:
     pictures: Pictures | None = None
 
 
+#: characters that the repeated cells and rows of a document may add: 500 bytes made a hundred million cells
+_MAX_REPEATED = 8_000_000
+
+
+@dataclass(slots=True)
+class Repeats:
+    """What the repeated cells and rows of a document have added."""
+
+    characters: int = 0
+
+    def add(self, characters: int) -> None:
+        self.characters += characters
+        if self.characters > _MAX_REPEATED:
+            raise DocumentError(
+                "document unpacks to too much data",
+                detail=f"its repeated cells and rows add more than {_MAX_REPEATED} characters",
+                hint="Split the document.",
+            )
+
+
 def damaged(detail: str, hint: str = "Copy the file again.") -> DocumentError:
     return DocumentError("document is truncated or damaged", detail=detail[:500], hint=hint)
 

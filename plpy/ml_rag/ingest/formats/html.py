@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 from ml_rag import abc
-from ml_rag.ingest.formats.common import Request, document, metadata, pipe_table
+from ml_rag.ingest.formats.common import Repeats, Request, document, metadata, pipe_table
 from ml_rag.ingest.formats.encoding import decode
 from ml_rag.ingest.formats.pictures import MARK, Pictures
 
@@ -119,7 +119,9 @@ def _convert(soup: BeautifulSoup) -> str:
         element.name = "div"
     _flatten_layout_tables(soup)
     try:
-        markdown: str = _converter().convert_soup(soup)
+        converter = _converter()
+        converter.repeats = Repeats()
+        markdown: str = converter.convert_soup(soup)
         return markdown
     except RecursionError:
         # Thousands of nested elements: the text without its structure.
@@ -151,6 +153,9 @@ def _converter() -> Any:
 
     class Converter(MarkdownConverter):
         """Tables are put together here: markdownify knows neither row spans nor headerless tables well."""
+
+        #: of the document
+        repeats: Repeats
 
         def convert_a(self, el: Any, text: str, parent_tags: Any) -> str:
             return text
@@ -185,7 +190,7 @@ def _converter() -> Any:
             return text + _ROW
 
         def convert_table(self, el: Any, text: str, parent_tags: Any) -> str:
-            before, rows = _table_rows(text)
+            before, rows = _table_rows(text, self.repeats)
             return "\n\n" + "\n\n".join(part for part in (*before, pipe_table(rows)) if part) + "\n\n"
 
     return Converter(
@@ -198,7 +203,7 @@ def _span(el: Any, key: str) -> int:
     return max(1, min(int(value), _MAX_SPANS[key])) if value.isascii() and value.isdigit() else 1
 
 
-def _table_rows(text: str) -> tuple[list[str], list[list[str]]]:
+def _table_rows(text: str, repeats: Repeats) -> tuple[list[str], list[list[str]]]:
     """What stands in a table outside its cells (a caption), and its rows; a cell over several rows is repeated."""
     outside: list[str] = []
     rows: list[list[str]] = []
@@ -213,18 +218,20 @@ def _table_rows(text: str) -> tuple[list[str], list[list[str]]]:
             if not spans:
                 continue
             outside.extend(rest for rest in [cell[: spans.start()].strip()] if rest)
-            _hang(row, hanging, number)
+            _hang(row, hanging, number, repeats)
             value = cell[spans.end() :].strip()
+            repeats.add(int(spans[1]) - 1)
             for i in range(int(spans[1])):
                 if int(spans[2]) > 1:
                     hanging[len(row)] = (number + int(spans[2]) - 1, value if i == 0 else "")
                 row.append(value if i == 0 else "")
         if cells:
-            _hang(row, hanging, number)
+            _hang(row, hanging, number, repeats)
             rows.append(row)
     return outside, rows
 
 
-def _hang(row: list[str], hanging: dict[int, tuple[int, str]], number: int) -> None:
+def _hang(row: list[str], hanging: dict[int, tuple[int, str]], number: int, repeats: Repeats) -> None:
     while (cell := hanging.get(len(row))) is not None and cell[0] >= number:
+        repeats.add(1 + len(cell[1]))
         row.append(cell[1])

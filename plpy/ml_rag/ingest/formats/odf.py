@@ -5,16 +5,15 @@ from __future__ import annotations
 import posixpath
 import zipfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
 from typing import Any
 
 from ml_rag import abc
-from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats.archive import open_zip, parse_xml
 from ml_rag.ingest.formats.common import (
     MAX_COLUMNS,
+    Repeats,
     Request,
     damaged,
     document,
@@ -47,24 +46,6 @@ _VALUES = ("string-value", "date-value", "time-value", "boolean-value", "value")
 _MAX_DEPTH = 100
 #: a repeated row with text in it is written out at most so often
 _MAX_REPEAT = 1000
-#: characters that the repeated cells and rows of a document may add: 500 bytes made a hundred million cells
-_MAX_REPEATED = 8_000_000
-
-
-@dataclass(slots=True)
-class _Repeats:
-    """What the repeated cells and rows of a document have added."""
-
-    characters: int = 0
-
-    def add(self, characters: int) -> None:
-        self.characters += characters
-        if self.characters > _MAX_REPEATED:
-            raise DocumentError(
-                "document unpacks to too much data",
-                detail=f"its repeated cells and rows add more than {_MAX_REPEATED} characters",
-                hint="Split the document.",
-            )
 
 
 def parse_odf(_name: str, content: bytes, request: Request) -> abc.Document:
@@ -83,7 +64,7 @@ def parse_odf(_name: str, content: bytes, request: Request) -> abc.Document:
             raise damaged("OpenDocument without a body")
         if request.pictures is not None and part.tag != f"{_OFFICE}spreadsheet":
             _mark(part, archive, request.pictures)
-    repeats = _Repeats()
+    repeats = Repeats()
     blocks = _plain if request.pictures is None else request.pictures.blocks
     if part.tag == f"{_OFFICE}presentation":
         pages = enumerate(part.iterfind(f"{_DRAW}page"), 1)
@@ -116,7 +97,7 @@ def _mark(part: Any, archive: zipfile.ZipFile, pictures: Pictures) -> None:
                 image.append(paragraph)
 
 
-def _slide(page: Any, repeats: _Repeats) -> str:
+def _slide(page: Any, repeats: Repeats) -> str:
     parts: list[str] = []
     for child in page:
         kind = child.get(f"{_PRESENTATION}class")
@@ -133,7 +114,7 @@ def _slide(page: Any, repeats: _Repeats) -> str:
     return "\n\n".join(parts)
 
 
-def _blocks(element: Iterable[Any], depth: int, repeats: _Repeats) -> Iterator[str]:
+def _blocks(element: Iterable[Any], depth: int, repeats: Repeats) -> Iterator[str]:
     """Headings, paragraphs, lists and tables below an element, in Markdown."""
     if depth > _MAX_DEPTH:
         raise RecursionError("OpenDocument elements")
@@ -156,14 +137,14 @@ def _blocks(element: Iterable[Any], depth: int, repeats: _Repeats) -> Iterator[s
             yield from _blocks(child, depth + 1, repeats)
 
 
-def _frames(paragraph: Any, depth: int, repeats: _Repeats) -> Iterator[str]:
+def _frames(paragraph: Any, depth: int, repeats: Repeats) -> Iterator[str]:
     for box in paragraph.iter(f"{_DRAW}text-box", f"{_DRAW}image"):
         # one in another box comes with that
         if next(box.iterancestors(f"{_TEXT}p", f"{_TEXT}h", f"{_DRAW}text-box")) is paragraph:
             yield from _blocks(box, depth + 1, repeats)
 
 
-def _list(element: Any, depth: int, repeats: _Repeats) -> Iterator[str]:
+def _list(element: Any, depth: int, repeats: Repeats) -> Iterator[str]:
     if depth > _MAX_DEPTH:
         raise RecursionError("OpenDocument lists")
     for item in element:
@@ -199,7 +180,7 @@ def _inline(element: Any, depth: int) -> str:
     return "".join(parts)
 
 
-def _table_rows(table: Any, repeats: _Repeats) -> list[list[str]]:
+def _table_rows(table: Any, repeats: Repeats) -> list[list[str]]:
     rows: list[list[str]] = []
     for row in table.iter(f"{_TABLE}table-row"):
         if next(row.iterancestors(f"{_TABLE}table")) is table:
