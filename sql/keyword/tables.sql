@@ -236,7 +236,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._is_key(store oid, key name[]) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: whether these columns tell the rows of a table apart
 -- A partitioned table with shards has no unique index. Then each partition that is here has one, and rows of
 -- one key are in one partition.
