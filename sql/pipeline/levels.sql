@@ -25,6 +25,31 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._lay_over_filters(lower jsonb, higher jsonb) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+-- purpose: the same of option filters: a column or key that a higher level names has its condition of there.
+-- "and", "or" and "not" name none: what both levels have under one of these holds, under "and". Done twice it
+-- changes nothing
+DECLARE
+  _both jsonb := (SELECT coalesce(jsonb_object_agg(l.key, l.value), '{}') FROM jsonb_each(lower) AS l
+    WHERE l.key IN ('and', 'or', 'not') AND higher ? l.key AND l.value <> higher -> l.key);
+  _there jsonb := CASE jsonb_typeof(higher -> 'and') WHEN 'array' THEN higher -> 'and' ELSE '[]' END;
+  _held jsonb := (
+    SELECT jsonb_agg(c.condition ORDER BY c.condition)
+    FROM (SELECT a AS condition FROM jsonb_array_elements(
+            CASE jsonb_typeof(_both -> 'and') WHEN 'array' THEN _both -> 'and' END) AS a
+          UNION ALL SELECT jsonb_build_object(b.key, b.value) FROM jsonb_each(_both - 'and') AS b) AS c
+    WHERE c.condition NOT IN (SELECT t FROM jsonb_array_elements(_there) AS t));
+  _laid jsonb := lower || higher || (
+    SELECT coalesce(jsonb_object_agg(h.key, (lower -> h.key) || h.value), '{}') FROM jsonb_each(higher) AS h
+    WHERE h.key NOT IN ('and', 'or', 'not') AND jsonb_typeof(h.value) = 'object'
+      AND jsonb_typeof(lower -> h.key) = 'object');
+BEGIN
+  RETURN CASE WHEN _held IS NULL THEN _laid
+    ELSE _laid || jsonb_build_object('and', coalesce(_laid -> 'and', '[]') || _held) END;
+END
+$$;
+
 CREATE FUNCTION ml_rag._lay_over(lower jsonb, higher jsonb) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the options of a higher level over those of a lower one; objects key by key
@@ -42,7 +67,8 @@ BEGIN
   END IF;
   FOR _key, _value IN SELECT e.key, e.value FROM jsonb_each(higher) AS e LOOP
     IF jsonb_typeof(_value) = 'object' AND jsonb_typeof(lower -> _key) = 'object' THEN
-      _value := ml_rag._lay_over(lower -> _key, _value);
+      _value := CASE _key WHEN 'filters' THEN ml_rag._lay_over_filters(lower -> _key, _value)
+        ELSE ml_rag._lay_over(lower -> _key, _value) END;
     END IF;
     lower := lower || jsonb_build_object(_key, _value);
   END LOOP;

@@ -99,7 +99,15 @@ def test_a_filter_of_a_search_is_added_to_that_of_a_preset_and_of_the_settings(
     assert found(store, None) == found(store, {"year": {"$gte": 0}}) == {"b", "d"}
     owner.execute("SELECT ml_rag.configure('default_options', %s)", (kept,))
     assert found(boats, {"year": {"$gte": 0}}) == {"b", "d"}
+    # a key that the store's options give anew is that of the store, with a filter as without one
+    owner.execute("SELECT ml_rag.configure('default_options', %s)", ('{"filters": {"year": 2001}}',))
+    own = MlRagVectorStore(asker_dsn, "public.boats", options={"filters": {"year": 2005}})
+    assert found(own, None) == found(own, {"tags": "sea"}) == {"b"}
+    for wrong in ([], 1, {"and": None}):
+        with error("22023", 'option "filters"'):
+            found(boats, {"year": 1}, options={"filters": wrong})
     store.close()
+    own.close()
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,46 @@ def test_objects_are_laid_over_key_by_key(owner: Connection, asker: Connection) 
 
 
 @pytest.mark.usefixtures("store")
+def test_filters_of_all_levels_hold_but_for_a_key_that_is_given_anew(owner: Connection, asker: Connection) -> None:
+    """Segments 1 to 4. What a level has under "and", "or" and "not" is no condition that another one gives anew."""
+
+    def found(**options: Any) -> list[int]:
+        wanted = {"n_citations": 9, **options}
+        rows = sorted(row[4] for row in search(asker, "trains", wanted))
+        # as a gateway does it, which lays the levels over one another and then calls with all of them
+        laid = asker.execute("SELECT ml_rag._layered(%s)", (json.dumps(wanted),)).fetchone() or ({},)
+        assert sorted(row[4] for row in search(asker, "trains", laid[0])) == rows
+        again = asker.execute("SELECT ml_rag._layered(%s)", (json.dumps(laid[0]),)).fetchone()
+        assert again == laid
+        return rows
+
+    def number(n: int) -> dict[str, Any]:
+        return {"segment_number": n}
+
+    for lower in ({"not": number(2)}, {"and": [{"not": number(2)}]}, {"or": [number(1), number(3), number(4)]}):
+        configure(owner, {"filters": lower})
+        assert found() == [1, 3, 4]
+        assert found(filters={"not": number(3)}) == [1, 4]
+        assert found(filters={"and": [{"not": number(3)}]}) == [1, 4]
+        assert found(filters={"or": [number(1), number(2)]}) == [1]
+        assert found(filters={"segment_number": {"gt": 1}}) == [3, 4]
+        assert found(filters=lower) == found(filters={}) == [1, 3, 4]
+        assert found(filters=None) == [1, 2, 3, 4]
+        session(asker, {"filters": {"not": number(4)}})
+        preset(owner, "some", {"filters": {"or": [number(1), number(2), number(4)]}})
+        assert found(preset="some") == [1]
+        assert found(preset="some", filters={"not": number(2), "and": [{"segment_number": {"gt": 0}}]}) == [1]
+        with error("P0002", "no segment found"):
+            found(preset="some", filters={"not": number(1)})
+        asker.execute("RESET ml_rag.options")
+        with error("22023", 'option "filters"'):
+            found(filters={"and": None})
+    configure(owner, {"filters": {"segment_number": {"gte": 2, "lt": 4}, "and": [{"n": {"gt": 0}}]}})
+    assert found(filters={"segment_number": {"gte": 3}}) == [3]
+    assert found(filters=number(1)) == [1]
+
+
+@pytest.mark.usefixtures("store")
 def test_arms_take_the_place_of_the_usual_two(owner: Connection, asker: Connection) -> None:
     configure(owner, {"keyword_search": True})
     assert answer(asker, "trains", {"skip_generate": True})["retrieval_info"]["search"] == "hybrid"

@@ -27,7 +27,7 @@ from pydantic import PrivateAttr, model_validator
 from ml_rag.errors import MlRagError
 from ml_rag.integrations.database import Database, asked, citation_id, keys_of, with_source
 from ml_rag.integrations.names import refuse_unknown
-from ml_rag.integrations.store import NO_WORDS, Row, Store, path
+from ml_rag.integrations.store import NO_WORDS, Row, Store, narrowed, path
 
 #: operators of langchain-postgres, as option filters has them
 _OPERATORS = ("eq", "ne", "lt", "lte", "gt", "gte", "in", "nin", "between", "exists", "like", "ilike")
@@ -146,7 +146,7 @@ class MlRagVectorStore(VectorStore):
         if vector is None and self._embedding is not None:
             vector = self._embedding.embed_query(query)
         wanted = {"distance_metric": self._distance_metric, **self._options, **(options or {}), "n_citations": k}
-        return self._store.search(query, self._store.narrowed(wanted, [filters(filter)] if filter else []), vector)
+        return self._store.search(query, narrowed(wanted, [filters(filter)] if filter else []), vector)
 
     def similarity_search(
         self,

@@ -28,7 +28,7 @@ from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_
 
 from ml_rag.integrations.database import Database, asked, citation_id, is_loaded, keys_of, with_source
 from ml_rag.integrations.names import refuse_unknown
-from ml_rag.integrations.store import NO_WORDS, Row, Store, number, path
+from ml_rag.integrations.store import NO_WORDS, Row, Store, narrowed, number, path
 
 #: how each mode of a query is searched
 _MODES: dict[VectorStoreQueryMode, dict[str, Any]] = {
@@ -178,13 +178,11 @@ class MlRagVectorStore(BasePydanticVectorStore):
         if filters is not None:
             _refuse_open(filters)
         if node_ids is not None or conditions:
-            self._store.delete(self._store.narrowed(self.options, conditions), ids=node_ids)
+            self._store.delete(narrowed(self.options, conditions), ids=node_ids)
 
     def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
         """Nodes by their ids, by filters or by both; all without either."""
-        return [
-            _node(row) for row in self._store.rows(self._store.narrowed(self.options, _conditions(filters)), node_ids)
-        ]
+        return [_node(row) for row in self._store.rows(narrowed(self.options, _conditions(filters)), node_ids)]
 
     def clear(self) -> None:
         """Delete all nodes."""
@@ -208,7 +206,7 @@ class MlRagVectorStore(BasePydanticVectorStore):
             conditions.append({"/ref_doc_id": {"in": query.doc_ids}})
         if query.node_ids:
             conditions.append({"id": {"in": query.node_ids}})
-        options = self._store.narrowed(options, conditions)
+        options = narrowed(options, conditions)
         vector = query.query_embedding if self.embed_dim is not None else None
         rows = self._store.search(query.query_str or NO_WORDS, options, vector) if count else []
         return VectorStoreQueryResult(

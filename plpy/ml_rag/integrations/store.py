@@ -18,7 +18,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from ml_rag.errors import MlRagError
-from ml_rag.integrations.database import LAYERED, Database, asked, layered
+from ml_rag.integrations.database import Database, asked
 
 #: what a store without a marker, whose vectors the caller makes, is searched by
 _COLUMNS = {"segment": "segment", "segment_embedding": "segment_embedding"}
@@ -74,6 +74,19 @@ def number(name: str | None = None) -> int:
 def path(key: str) -> str:
     """A key of the metadata as option ``filters`` has it."""
     return "/" + key.replace("~", "~0").replace("/", "~1")
+
+
+def narrowed(options: Mapping[str, Any], conditions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Options whose ``filters`` have further conditions, beside their own, which may keep tenants apart.
+
+    The database adds what is under "and" to the filters of a preset and of the settings. Neighbours of a hit and whole
+    documents need not pass them: row-level security holds for those too."""
+    if not conditions:
+        return dict(options)
+    own = {} if options.get("filters") is None else options["filters"]
+    if not isinstance(own, Mapping) or not isinstance(own.get("and", []), list):
+        return {**options, "filters": {"and": [own, *conditions]}}  # the database says what is wrong with it
+    return {**options, "filters": {**own, "and": [*own.get("and", []), *conditions]}}
 
 
 class Store:
@@ -301,16 +314,6 @@ class Store:
             " JOIN {} AS t ON t.document_id = s.document_id AND t.segment_number = s.segment_number ORDER BY s.rank"
         ).format(self._id, self._database.schemas.routine("ml_rag_search"), self.table)
         return self._database.found(statement, asked(query, options))
-
-    def narrowed(self, options: Mapping[str, Any], conditions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Options whose ``filters`` have further conditions, beside those of their own, of a preset and of the
-        settings, which may keep tenants apart.
-
-        Neighbours of a hit and whole documents need not pass them: row-level security holds for those too."""
-        if not conditions:
-            return dict(options)
-        own = self._database.rows(LAYERED, layered(options))[0]["options"].get("filters")
-        return {**options, "filters": {"and": [*([own] if own else []), *conditions]}}
 
     def embedded(self, query: str) -> str:
         """The vector of a question by the model of the store, as text."""
