@@ -69,7 +69,9 @@ BEGIN
     ELSE '' END;
   -- segments drawn by the seed; short ones, which say little, last; more than are asked for: some say nothing
   _filter := ml_rag.filter(_store,
-    ml_rag._parse_rag_options(jsonb_build_object('filters', _options -> 'filters')), '$3');
+    -- null would take the place of those of the settings
+    ml_rag._parse_rag_options(CASE WHEN _options ? 'filters'
+      THEN jsonb_build_object('filters', _options -> 'filters') END), '$3');
   _sampled := format($sql$
     SELECT (%1$s)::text AS document_name, t.%3$I::text AS segment,
       CASE WHEN %2$s BETWEEN -2147483648 AND 2147483647 THEN %2$s END::integer AS segment_number

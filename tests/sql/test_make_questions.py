@@ -49,6 +49,17 @@ def make(connection: Connection, **options: Any) -> list[Any]:
     )
 
 
+def test_filters_of_the_settings_hold(birds: Connection, owner: Connection, script: Script) -> None:
+    """With filters of their own and without: calls would find no answer in other segments."""
+    script.answer = writer
+    options = json.dumps({"filters": {"document_name": ["tern.txt", "gull.txt"]}})
+    owner.execute("SELECT ml_rag.configure('default_options', %s)", (options,))
+    for own in ({}, {"filters": {"segment_number": 7}}):
+        with warnings_of(birds):
+            made = make(birds, n=3, unanswerable=0, **own)
+        assert sorted(row[2] for row in made) == ["gull.txt", "tern.txt"]
+
+
 def test_questions_are_made_of_segments(birds: Connection, script: Script) -> None:
     script.answer = writer
     made = make(birds, n=4, unanswerable=2)
