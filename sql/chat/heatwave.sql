@@ -109,9 +109,10 @@ BEGIN
     'n_citations', _options -> 'retrieve_top_k', 'skip_generate', _options -> 'skip_generate',
     'document_name', _options -> 'include_document_uris',
     'schema', CASE WHEN _options ? 'schema_name' THEN jsonb_build_array(_options -> 'schema_name') END,
-    'vector_store',
-    (SELECT jsonb_agg(concat(quote_ident(t ->> 'schema_name') || '.', quote_ident(t ->> 'table_name')))
-                     FROM jsonb_array_elements(_options -> 'tables') AS t)))
+    'vector_store', CASE WHEN _options ? 'tables' THEN (
+      SELECT coalesce(jsonb_agg(concat(quote_ident(t ->> 'schema_name') || '.',
+        quote_ident(t ->> 'table_name'))), '[]')
+      FROM jsonb_array_elements(_options -> 'tables') AS t) END))
     || jsonb_build_object('model_options', coalesce(_options -> 'model_options', '{}')
       || jsonb_build_object('task', coalesce(_options -> 'task', '"generation"')),
     'query_options', jsonb_build_object('history', (

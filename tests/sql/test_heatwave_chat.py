@@ -69,6 +69,15 @@ def test_a_first_turn(stores: Connection, asker: Connection, script: Script) -> 
     assert state(asker) == {name: value for name, value in found.items() if name != "tables"}
 
 
+def test_no_tables_are_no_stores(stores: Connection, asker: Connection) -> None:
+    """An application that has found none for a user must not have all of them searched."""
+    configure(asker, {"tables": []})
+    with error("P0002", "no vector store found"):
+        say(asker, "where is the heron?")
+    configure(asker, {"tables": None})
+    assert len(say(asker, "where is the heron?")["tables"]) == 2
+
+
 def test_turns_go_on(stores: Connection, asker: Connection, script: Script) -> None:
     say(asker, "where is the heron?")
     script.answer = "It dives."
