@@ -110,6 +110,27 @@ def test_a_filter_of_a_search_is_added_to_that_of_a_preset_and_of_the_settings(
     own.close()
 
 
+def test_options_of_a_search_are_laid_over_those_of_the_store(boats: MlRagVectorStore, asker_dsn: str) -> None:
+    """Objects key by key, as the database lays its levels: another filter takes the place of none."""
+    kept = {"filters": {"year": {"gte": 2005}, "not": {"city": "Rome"}}}
+    store = MlRagVectorStore(asker_dsn, "public.boats", options=kept)
+    retriever = MlRagRetriever(dsn=asker_dsn, k=10, options={"vector_store": ["public.boats"], **kept})
+    for own, ids in (
+        ({}, {"b"}),
+        ({"n_citations": 1}, {"b"}),
+        ({"tags": {"exists": True}}, {"b"}),
+        ({"not": {"tags": "sea"}}, set()),
+        ({"year": 2001}, {"a"}),
+    ):
+        options = own if "n_citations" in own else {"filters": own}
+        assert found(store, None, options=options) == ids
+        texts = {document.page_content for document in retriever.invoke("boat", k=10, options=options)}
+        assert texts == {boat.page_content for boat in BOATS if boat.id in ids}
+    assert len(found(store, None, options={"filters": None})) == 4
+    store.close()
+    retriever.close()
+
+
 @pytest.mark.parametrize(
     "filter", [{"$xor": []}, {"year": {"$equals": 1}}, {"year": {}}, {"$and": {"year": 1}}, {"a": {"b": 1}}]
 )
@@ -409,7 +430,9 @@ def test_the_retriever_takes_options_and_only_reads(boats: MlRagVectorStore, ask
     assert first.page_content == "blue boat"
     assert first.metadata["vector_store"] == "public.boats"
     assert first.metadata["distance"] == pytest.approx(0, abs=1e-4)
-    assert [d.page_content for d in retriever.invoke("boat", options={"filters": {"city": "Rome"}})] == ["house"]
+    assert retriever.invoke("boat", options={"filters": {"city": "Rome"}}) == []
+    elsewhere = {"filters": {"city": "Rome", "year": {"lte": 2010}}}
+    assert [d.page_content for d in retriever.invoke("boat", options=elsewhere)] == ["house"]
     assert retriever.invoke("boat", options={"filters": {"city": "Paris"}}) == []
     with error("22023", "no_such_option"):
         retriever.invoke("boat", options={"no_such_option": 1})

@@ -40,6 +40,7 @@ Rows = Callable[[Query, Mapping[str, Any] | None], Awaitable[list[dict[str, Any]
 PRESETS = sql.SQL("SELECT p.name, p.description, p.options FROM ml_rag.preset AS p ORDER BY p.name LIMIT 1000")
 #: options over those of their preset and of the settings, none of which is checked
 LAYERED = sql.SQL("SELECT ml_rag._layered(%(options)s) AS options")
+_LAID = sql.SQL("SELECT ml_rag._lay_over(%(lower)s, %(higher)s) AS options")
 _TAKE_ROLE = sql.SQL("SELECT pg_catalog.set_config('role', %(role)s, true)")
 _SCHEMAS = """SELECT e.extname::text AS name, n.nspname::text AS schema FROM pg_catalog.pg_extension AS e
 JOIN pg_catalog.pg_namespace AS n ON n.oid = e.extnamespace WHERE e.extname IN ('ml_rag', 'vector')"""
@@ -221,6 +222,13 @@ class Database:
         """The rows of one statement in a transaction of its own."""
         with self.transaction() as connection:
             return connection.execute(query, parameters).fetchall()
+
+    def laid(self, lower: Mapping[str, Any], higher: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Options of one search over those of all, as the database lays its levels over one another."""
+        if not lower or not higher:
+            return dict(higher or lower)
+        values = {"lower": Jsonb(dict(lower)), "higher": Jsonb(dict(higher))}
+        return dict(self.rows(_LAID, values)[0]["options"])
 
     def found(self, query: Query, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The rows of a search; none where it has found nothing."""

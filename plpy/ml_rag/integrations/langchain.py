@@ -145,7 +145,8 @@ class MlRagVectorStore(VectorStore):
             return []
         if vector is None and self._embedding is not None:
             vector = self._embedding.embed_query(query)
-        wanted = {"distance_metric": self._distance_metric, **self._options, **(options or {}), "n_citations": k}
+        own = self._database.laid(self._options, options)
+        wanted = {"distance_metric": self._distance_metric, **own, "n_citations": k}
         return self._store.search(query, narrowed(wanted, [filters(filter)] if filter else []), vector)
 
     def similarity_search(
@@ -309,7 +310,7 @@ class MlRagRetriever(BaseRetriever):
         **kwargs: Any,
     ) -> list[Document]:
         refuse_unknown(kwargs, ("k", "options"), "invoke")
-        wanted = {**self.options, **(options or {})}
+        wanted = self._database.laid(self.options, options)
         count = k if k is not None else self.k
         if count is not None:
             _check_count("k", count, 1)
