@@ -562,6 +562,25 @@ def test_settings_of_the_database_leave_an_answer_and_a_task(db: Database, boats
     assert told(answer)["retrieval_info"]["grounding"].keys() == {"support_score"}
 
 
+def test_null_of_a_preset_or_a_setting_is_what_is_built_in(db: Database, boats: Gateway) -> None:
+    messages = [
+        {"role": "system", "content": "Be short."},
+        *({"role": r, "content": "a"} for r in ("user", "assistant")),
+    ]
+    nulls = {"model_options": None, "prompt": None, "query_options": None}
+    owner = db.connect()
+    owner.execute("SELECT ml_rag.configure('default_options', %s)", (json.dumps(nulls),))
+    plain = {"model_options": {"json_schema": None}}
+    owner.execute("SELECT ml_rag.create_preset('plain', %s)", (json.dumps(plain),))
+    with boats.other({"one": {"n_citations": 1}, "plain": {"preset": "plain", "n_citations": 1}}) as client:
+        for model in ("one", "plain"):
+            assert ask(client, model=model).choices[0].message.content.startswith("fake answer to:")
+            said = ask(client, [*messages, *ASK["messages"]], model, max_tokens=2).choices[0].message  # type: ignore[misc]
+            assert (said.content, said.refusal) == ("fake answer", None)
+        schema = {"type": "json_object"}
+        assert ask(client, model="plain", response_format=schema).choices[0].finish_reason == "stop"
+
+
 def test_a_model_takes_a_preset_of_the_database(db: Database, boats: Gateway) -> None:
     options = {"n_citations": 2, "citation_fields": ["rank"], "model_options": {"max_tokens": 2}}
     owner = db.connect()

@@ -199,7 +199,7 @@ class MlRagVectorStore(BasePydanticVectorStore):
             count = query.sparse_top_k or count
         options = {**self.options, **_MODES[query.mode], "n_citations": count}
         if query.mode == VectorStoreQueryMode.HYBRID and query.alpha is not None:
-            options["hybrid_options"] = {**options.get("hybrid_options", {}), "semantic_weight": query.alpha}
+            options["hybrid_options"] = {**(options.get("hybrid_options") or {}), "semantic_weight": query.alpha}
         conditions = _conditions(query.filters)
         # an index that was made from a store gives an empty list for no limit
         if query.doc_ids:

@@ -17,7 +17,7 @@ from ml_rag.errors import MlRagError
 from ml_rag.integrations.database import LAYERED, Query, Reader, asked, layered
 from ml_rag.integrations.gateway.answer import Answer, Pieces
 from ml_rag.integrations.gateway.config import Config
-from ml_rag.integrations.gateway.question import Question
+from ml_rag.integrations.gateway.question import Question, keys
 from ml_rag.integrations.gateway.refused import Refused
 from ml_rag.integrations.gateway.share import Shares
 from ml_rag.integrations.waiting import waited_for
@@ -110,7 +110,7 @@ class Gate:
 
     async def _model(self, asker: Asker, options: Mapping[str, Any]) -> Model:
         """The model that will answer, as the catalogue has it. Raises Refused."""
-        name = options.get("model_options", {}).get("model_id")
+        name = keys(options, "model_options").get("model_id")
         since, known = self._known.get(name, (-KNOWN, Model()))
         if time.monotonic() - since >= KNOWN:
             query = sql.SQL(_MODEL).format(self.reader.schemas.routine("ml_supported_models"))

@@ -89,7 +89,13 @@ class Question:
     @property
     def is_json(self) -> bool:
         """Whether the client asked for JSON, or the preset does."""
-        return "json_schema" in self.options.get("model_options", {})
+        return keys(self.options, "model_options").get("json_schema") is not None
+
+
+def keys(options: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The keys of an object among options; none of null, which stands for what is built in."""
+    found: Mapping[str, Any] = options.get(name) or {}
+    return found
 
 
 async def read_body(request: Request) -> dict[str, Any]:
@@ -140,7 +146,7 @@ def question(body: Mapping[str, Any], preset: Mapping[str, Any], tasks: Sequence
         elif role not in ("tool", "function"):
             raise Refused(400, "messages are of the roles system, developer, user and assistant", param="messages")
     wanted = _model_options(body, preset)
-    model_options = {**wanted, **preset.get("model_options", {})}
+    model_options = {**wanted, **keys(preset, "model_options")}
     # what comes with documents of its own is a question about them
     if any(text.startswith(beginning) for beginning in tasks) and "</context>" not in text:
         options = {**_TASK, "model_options": {"max_tokens": TASK_TOKENS, **model_options}}
@@ -149,10 +155,10 @@ def question(body: Mapping[str, Any], preset: Mapping[str, Any], tasks: Sequence
     if model_options:
         options["model_options"] = model_options
     if history:
-        options["query_options"] = {**preset.get("query_options", {}), "history": history[-HISTORY:]}
+        options["query_options"] = {**keys(preset, "query_options"), "history": history[-HISTORY:]}
     if instructions:
-        options["prompt"] = {"system": "\n".join(instructions), **preset.get("prompt", {})}
-    length = wanted.get("max_tokens") if "max_tokens" not in preset.get("model_options", {}) else None
+        options["prompt"] = {"system": "\n".join(instructions), **keys(preset, "prompt")}
+    length = wanted.get("max_tokens") if "max_tokens" not in keys(preset, "model_options") else None
     return Question(text, options, length=length)
 
 
@@ -209,7 +215,7 @@ def _model_options(body: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
         if stop := [storable(one, '"stop"', "stop") for one in stop if one]:
             wanted["stop_sequences"] = stop
     if (schema := _schema(body.get("response_format"))) is not None:
-        if "json_schema" in preset.get("model_options", {}):
+        if keys(preset, "model_options").get("json_schema") is not None:
             raise Refused(400, "this model answers in a format of its own", param="response_format")
         wanted["json_schema"] = schema
     return wanted
