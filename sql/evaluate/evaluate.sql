@@ -138,14 +138,14 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._with_history(rag jsonb, own jsonb, history jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the options of ml_rag with the history of a question, on which defaults depend
 BEGIN
   IF coalesce(history, 'null') = 'null' THEN
     RETURN rag;
   END IF;
   RETURN rag || jsonb_build_object('query_options', ml_rag._parse_query_options(
-    coalesce(nullif(own #> '{options,query_options}', 'null'), '{}')
+    coalesce(nullif(ml_rag._layered(own -> 'options') -> 'query_options', 'null'), '{}')
       || jsonb_build_object('history', history)));
 END
 $$;

@@ -364,6 +364,17 @@ def test_a_history_is_searched_with(ready: Connection) -> None:
     assert questions(ready, run)["0"]["citations"] == found["1"]["citations"]
 
 
+def test_a_history_is_searched_with_as_the_levels_below_say(ready: Connection, owner: Connection) -> None:
+    lower = json.dumps({"query_options": {"history_tokens": 0}, "n_citations": 1})
+    owner.execute("SELECT ml_rag.create_preset('short', %s)", (lower,))
+    found = questions(ready, converse(ready, TURNS, None, options={"preset": "short"}))
+    assert found["0"]["citations"] == found["1"]["citations"]
+    owner.execute("SELECT ml_rag.configure('default_options', %s)", (lower,))
+    for options in ({}, {"query_options": None}):
+        found = questions(ready, converse(ready, TURNS, None, options=options))
+        assert (found["0"]["citations"] == found["1"]["citations"]) == (options == {})
+
+
 def test_a_history_that_is_wrong_fails_its_question(ready: Connection) -> None:
     run = converse(ready, TURNS, {"role": "user"}, [{"role": "robot", "content": "a"}])
     assert run["errors"] == {"22023": 2}
