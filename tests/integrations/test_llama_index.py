@@ -241,6 +241,26 @@ def test_filters_of_the_store_hold_for_all_methods(store: MlRagVectorStore, aske
     late.close()
 
 
+def test_tenants_of_one_table_have_documents_of_one_name(db: Database, asker_dsn: str, tenant_dsn: str) -> None:
+    """Kept apart by policies, none sees that another one has a document of the name, nor keeps it from having one."""
+    db.connect().execute(
+        "SELECT ml_rag.create_store('public.papers'); ALTER TABLE papers ADD id text UNIQUE,"
+        " ADD tenant name NOT NULL DEFAULT current_user; ALTER TABLE papers ENABLE ROW LEVEL SECURITY;"
+        "CREATE POLICY tenant ON papers USING (tenant = current_user);"
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON papers TO ml_rag_user"
+    )
+    first, second = (MlRagVectorStore(dsn, "public.papers") for dsn in (asker_dsn, tenant_dsn))
+    for store, name in ((first, "a"), (second, "b"), (first, "c"), (second, "d")):
+        store.add([node(f"{name}{n}", f"{name} {n}", "handbook.pdf", {}) for n in range(2)])
+    assert [n.node_id for n in first.get_nodes()] == ["a0", "a1", "c0", "c1"]
+    assert [n.node_id for n in second.get_nodes()] == ["b0", "b1", "d0", "d1"]
+    second.delete("handbook.pdf")
+    assert len(first.get_nodes()) == 4
+    assert second.get_nodes() == []
+    first.close()
+    second.close()
+
+
 def test_getting_and_clearing(store: MlRagVectorStore) -> None:
     assert [n.node_id for n in store.get_nodes(["c", "x", "a"])] == ["c", "a"]
     assert {n.node_id for n in store.get_nodes(filters=one("tags", "sea", FilterOperator.CONTAINS))} == {"a", "b"}
