@@ -51,7 +51,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._lay_over(lower jsonb, higher jsonb) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: the options of a higher level over those of a lower one; objects key by key
 DECLARE
   _arms CONSTANT text[] := '{semantic_search,keyword_search}';
