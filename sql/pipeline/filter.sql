@@ -162,8 +162,8 @@ $$;
 
 CREATE FUNCTION ml_rag._passing_rows(store ml_rag.store, condition text, arguments text[]) RETURNS tid[]
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
--- purpose: the row keys of the rows of an ordinary table that pass a filter; null where they are more than 10
--- 000
+-- purpose: the row keys of the rows of a table that pass a filter; null if they are more than 10 000. Of a
+-- partitioned table, where several rows can have the same, only their number is of use
 -- So few are best compared one by one: that is exact, and an approximate index has to go through as many
 -- times more rows as the filter leaves out.
 -- Reads: the store, as the caller

@@ -149,7 +149,7 @@ class Worker:
 
 
 def _without_panics(call: Callable[[], T]) -> T:
-    """What ``call`` returns. A panic of a library in Rust is no ``Exception``: it comes out as RuntimeError."""
+    """What ``call`` returns. A panic of a library in Rust, which is not an ``Exception``, comes out as RuntimeError."""
     try:
         return call()
     except Exception:

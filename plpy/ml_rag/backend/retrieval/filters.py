@@ -69,7 +69,7 @@ class Filtered(NamedTuple):
     rows: float
     #: the most rows that are compared one by one
     compared: int
-    #: how many pass; None = too many
+    #: how many pass, by an estimate if partitions are read in no time; None = too many, or not known
     n: int | None = None
     #: the text of a tid[]; None = too many pass, or the rows have no row keys
     row_keys: str | None = None

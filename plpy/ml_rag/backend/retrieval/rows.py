@@ -124,7 +124,7 @@ class Rows:
 
     def _content(self, document: str, order: str, node: str | None = None) -> str:
         """The key of a row that has none (of views, foreign and partitioned tables): what it holds; rows that
-        hold the same are numbered. ``node``: by what the nodes of a row are told apart, where it comes with each."""
+        hold the same are numbered. ``node``: the column that tells the nodes of a row apart, if each comes as a row."""
         same = f"s.document_name, {document}, s.segment_number, s.segment"
         if node is not None:
             same += f", {node}"
