@@ -516,6 +516,30 @@ def test_long_texts_of_others_stop_nobody(owner: Connection, models: ModelsServe
     assert owner.execute(query).fetchall() == [("{9,1}", "54000", "the text is too long")]
 
 
+def many_segments(owner: Connection, n: int) -> None:
+    create_store(owner, "docs", rows(), type="vector(16)")
+    owner.execute(
+        "INSERT INTO docs (document_name, document_id, segment_number, segment, metadata, segment_embedding)"
+        " SELECT 'many', 9, i, 'heron', '{}', array_fill(1, '{16}')::real[]::vector FROM generate_series(1, %s) AS i",
+        (n,),
+    )
+
+
+def test_who_sees_all_segments_is_told_in_time_that_grows_with_their_number(
+    owner: Connection, asker: Connection, models: ModelsServer
+) -> None:
+    """They were compared with each other, 200 million times here, and no cancel was looked at meanwhile."""
+    many_segments(owner, 20_000)
+    owner.execute("CREATE FUNCTION public.once(text) RETURNS SETOF text LANGUAGE sql AS $$SELECT 'one heron'$$")
+    create(owner, "once", transform="public.once", parent="document", embed=False)
+    began = time.monotonic()
+    assert found(asker, "heron", {"search": "keyword", "in": "once"}, vector_store=["docs"])
+    assert asker.execute("SELECT count(*) FROM docs_once WHERE document_id = 9 AND node_number = 1").fetchone() == (1,)
+    assert time.monotonic() - began < 2
+    owner.execute("DELETE FROM docs WHERE document_id = 9 AND segment_number = 20000")
+    assert asker.execute("SELECT count(*) FROM docs_once WHERE document_id = 9").fetchone() == (0,)
+
+
 def test_a_key_that_the_index_of_nodes_has_no_room_for_stops_nobody(owner: Connection, models: ModelsServer) -> None:
     key = "".join(map(chr, random.Random(1).choices(range(48, 91), k=2688)))
     owner.execute("CREATE TABLE notes (key text PRIMARY KEY, name text)")
