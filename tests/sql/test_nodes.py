@@ -525,6 +525,18 @@ def many_segments(owner: Connection, n: int) -> None:
     )
 
 
+def test_a_document_of_many_segments_has_no_more_nodes_than_can_be_kept(
+    owner: Connection, models: ModelsServer
+) -> None:
+    """Each has the keys of all segments: these of 9000 are 70 kB, and took gigabytes of whoever filled the group."""
+    many_segments(owner, 9000)
+    result = create(owner, "lines", transform="paragraph", parent="document", embed=False)
+    assert (result["parents"], result["failed"], result["nodes"]) == (3, 1, 3)
+    query = "SELECT key, sqlstate, message FROM ml_rag.node_group_error"
+    message = "too many nodes for a document of so many segments"
+    assert owner.execute(query).fetchall() == [("{9,1}", "54000", message)]
+
+
 def test_who_sees_all_segments_is_told_in_time_that_grows_with_their_number(
     owner: Connection, asker: Connection, models: ModelsServer
 ) -> None:

@@ -32,6 +32,13 @@ _BEGIN = {
 _SIZE, _SIZE_ASKED = 100, 8
 #: keys without a text whose nodes are taken away at once
 _SIZE_GONE = 10_000
+#: bytes of the keys of segments beside the nodes of one parent, each of which has all of them
+_MOST_MEMBERS = 100_000_000
+_TOO_MANY = {
+    "sqlstate": "54000",
+    "message": "too many nodes for a document of so many segments",
+    "detail": f"Each has the keys of all segments: {_MOST_MEMBERS} bytes of them are kept.",
+}
 
 
 #: a node group as it is filled; sources, pending, same, key_text, node_key, merged: SQL. place: the columns by which
@@ -138,7 +145,8 @@ class NodeGroups(Derived):
             f" FROM (SELECT {group['key_text']} AS key, {group['place_text']} AS place, s.hash::text, s.members,"
             f" s.texts, s.around {group['pending']}{after}"
             f" ORDER BY {columns} LIMIT ($1 ->> 'size')::integer) AS q CROSS JOIN LATERAL"
-            " (SELECT coalesce(sum(octet_length(t.text)), 0) AS bytes FROM unnest(q.texts) AS t (text)) AS b) AS p"
+            " (SELECT coalesce(sum(octet_length(t.text)), 0) + coalesce(octet_length(q.members::text), 0) AS bytes"
+            " FROM unnest(q.texts) AS t (text)) AS b) AS p"
             f" WHERE p.former IS NULL OR p.former <= {MOST_BYTES}",
             after=self._after, size=self._given.get("batch_size") or (_SIZE_ASKED if group["asks_model"] else _SIZE),
         )  # fmt: skip
@@ -195,7 +203,7 @@ class NodeGroups(Derived):
         for parent in batch["parents"]:
             if "texts" not in parent:
                 continue
-            state = {"key": parent["key"], "hash": parent["hash"], "number": 0, "members": parent["members"]}
+            state = {"key": parent["key"], "hash": parent["hash"], "number": 0}
             rows.append(state)
             for place, text in enumerate(parent["texts"], 1):
                 made = yield from call("_transform(jsonb, text, jsonb)", group["options"], text, parent["around"])
@@ -205,6 +213,8 @@ class NodeGroups(Derived):
                 for node in made["nodes"]:
                     number = rows[-1]["number"] + 1
                     rows.append({**state, "number": number, "parent": place, "text": node, "state": state})
+            if rows[-1]["number"] * sum(map(len, parent["members"] or ())) > _MOST_MEMBERS:
+                state.setdefault("error", _TOO_MANY)
         if (model := group["options"].get("embed_model_id")) is not None:
             nodes = [row for row in rows if row["number"]]
             found, errors, _ = vectors.embed_apart(self.session, [row["text"] for row in nodes], model)
@@ -256,18 +266,21 @@ class NodeGroups(Derived):
             WITH written AS (
               INSERT INTO {nodes} ({columns}, node_number, parent_number, node, text_hash, members, error, attempts,
                 next_attempt{", node_embedding" if embeds else ""})
-              SELECT {values}, u.number, u.parent, u.text, u.hash, u.members, u.error, u.attempts,
+              SELECT {values}, u.number, u.parent, u.text, u.hash, p.members, u.error, u.attempts,
                 CASE WHEN u.error IS NOT NULL
                   THEN now() + least(interval '1 day', interval '1 minute' * 2 ^ least(u.attempts - 1, 20)) END
                 {f", u.vector::{self.session.schema}.vector" if embeds else ""}
               FROM ROWS FROM (json_to_recordset($1 -> 'rows') AS (key text, number integer, parent integer, text text,
-                hash bigint, members text[], error jsonb, attempts integer), unnest($2))
-                AS u (key, number, parent, text, hash, members, error, attempts, vector)
+                hash bigint, error jsonb, attempts integer), unnest($2))
+                AS u (key, number, parent, text, hash, error, attempts, vector)
+              JOIN json_to_recordset($1 -> 'parents') AS p (key text, members text[]) ON p.key = u.key
               RETURNING node_number
             )
             SELECT to_json(count(*) FILTER (WHERE w.node_number > 0)) FROM written AS w""",
             vectors=[row.pop("vector", None) for row in made],
             rows=[{key: value for key, value in row.items() if key != "state"} for row in made],
+            # once, and not with each of their nodes
+            parents=[{"key": parent["key"], "members": parent.get("members")} for parent in batch["parents"]],
         )  # fmt: skip
         if group["options"].get("merge"):
             yield from run(
