@@ -516,6 +516,15 @@ def test_long_texts_of_others_stop_nobody(owner: Connection, models: ModelsServe
     assert owner.execute(query).fetchall() == [("{9,1}", "54000", "the text is too long")]
 
 
+def test_texts_of_many_nodes_are_of_several_batches(owner: Connection, models: ModelsServer) -> None:
+    """100 short texts can have a million nodes, which were all held in memory, each with its vector."""
+    text = "\n\n".join(map(str, range(1000)))
+    create_store(owner, "docs", [("d", 1, i, text, fake_embedding("x")) for i in range(30)], type="vector(16)")
+    assert create(owner, "lines", transform="paragraph", embed=False)["nodes"] == 30_000
+    numbers = "SELECT count(DISTINCT xmin::text), count(DISTINCT (segment_number, node_number)) FROM docs_lines"
+    assert owner.execute(numbers).fetchone() == (3, 30_030)
+
+
 def many_segments(owner: Connection, n: int) -> None:
     create_store(owner, "docs", rows(), type="vector(16)")
     owner.execute(

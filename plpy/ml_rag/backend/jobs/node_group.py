@@ -32,6 +32,8 @@ _BEGIN = {
 _SIZE, _SIZE_ASKED = 100, 8
 #: keys without a text whose nodes are taken away at once
 _SIZE_GONE = 10_000
+#: nodes of a batch, but for those of its last parent: each has a vector
+_MOST_NODES = 10_000
 #: bytes of the keys of segments beside the nodes of one parent, each of which has all of them
 _MOST_MEMBERS = 100_000_000
 _TOO_MANY = {
@@ -200,7 +202,12 @@ class NodeGroups(Derived):
         """The nodes of a batch, with their embeddings, after the state of their parent; one of which fails has none."""
         group = self._group
         rows: list[dict[str, Any]] = []
-        for parent in batch["parents"]:
+        for i, parent in enumerate(batch["parents"]):
+            if len(rows) > _MOST_NODES:
+                # the next batch begins with this one
+                del batch["parents"][i:]
+                self._after = batch["parents"][-1]["place"]
+                break
             if "texts" not in parent:
                 continue
             state = {"key": parent["key"], "hash": parent["hash"], "number": 0}
