@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from typing import Any
 
+import anyio
 import psycopg
 import pytest
 from psycopg import sql
@@ -14,6 +15,7 @@ from ml_rag.integrations import documents, mcp
 from ml_rag.integrations.database import Reader
 from support.cluster import Connection, Database
 from support.exchange import exchange
+from support.forward import by_tcp
 from support.stores import create_store, fake_embedding
 
 WANTED = {"document": "d", "first": 0, "most": 10, "characters": 1000}
@@ -87,3 +89,16 @@ def test_what_takes_the_name_of_a_store_that_is_waited_for_runs_no_code(db: Data
     )
     exchange(owner, "docs", plant, holder, queue, attacker, lambda: asyncio.run(call()))
     assert not any("ran as" in message for message in said), said
+
+
+async def test_what_anyio_cancels_ends_in_the_database(db: Database, asker_dsn: str) -> None:
+    """Starlette ends a stream by it, and MCP a call: it cancels again while psycopg asks the server to."""
+    running = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'cancelled' AND state = 'active'"
+    with by_tcp(asker_dsn) as dsn:
+        reader = Reader(dsn, name="cancelled", connections=1)
+        async with reader.opened():
+            with anyio.move_on_after(0.5) as scope:
+                await reader.rows(sql.SQL("SELECT pg_catalog.pg_sleep(60)"))
+            assert scope.cancelled_caught
+            assert db.connect().execute(running).fetchone() == (0,)
+            assert await reader.rows(sql.SQL("SELECT 1 AS one")) == [{"one": 1}]

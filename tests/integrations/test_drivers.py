@@ -20,7 +20,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from support.cluster import Database
-from support.forward import forwarded
+from support.forward import by_tcp
 from support.stores import create_store, fake_embedding
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,13 +80,9 @@ def reader(db: Database) -> Iterator[Reader]:
     row = ("handbook.pdf", 1, 1, "boats swim", fake_embedding("boats swim"))
     create_store(owner, "public.handbook", [row], "vector(16)")
     owner.execute(sql.SQL("ALTER ROLE {} LOGIN PASSWORD 'made'").format(name))
-    parts = conninfo_to_dict(db.dsn)
-    socket = Path(str(parts["host"])) / f".s.PGSQL.{parts['port']}"
-    if not socket.is_socket():
-        pytest.skip("the database is on another machine")
     try:
-        with forwarded(socket) as port:
-            yield Reader(db.role("asker"), db.name, port)
+        with by_tcp(db.dsn) as dsn:
+            yield Reader(db.role("asker"), db.name, int(conninfo_to_dict(dsn)["port"]))
     finally:
         owner.execute(sql.SQL("ALTER ROLE {} NOLOGIN").format(name))
 

@@ -42,6 +42,7 @@ from ml_rag.integrations.gateway.citations import renumbered, sources, titles, u
 from ml_rag.integrations.gateway.question import BODY, question
 from ml_rag.integrations.gateway.refused import Refused
 from support.cluster import Database
+from support.forward import by_tcp
 from support.processes import wait_until
 from support.served import gateway_of, served
 from support.servers import running_server
@@ -984,14 +985,16 @@ def test_a_request_is_bounded(boats: Gateway) -> None:
     assert boats.post(padded(BODY + 1), "wrong").status_code == 401
 
 
-def test_a_client_that_goes_away_ends_the_statement(db: Database, boats: Gateway) -> None:
+@pytest.mark.parametrize("is_tcp", [False, True])
+def test_a_client_that_goes_away_ends_the_statement(db: Database, boats: Gateway, *, is_tcp: bool) -> None:
+    """By TCP the request to cancel a statement takes a while, in which it must not be given up."""
     owner = db.connect()
     running = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'ml-rag gateway' AND state = 'active'"
     locking = db.connect()  # of its own: in a transaction pg_stat_activity stands still
     locking.execute("BEGIN")
     locking.execute("LOCK TABLE boats IN ACCESS EXCLUSIVE MODE")
     stores = Config(boats.config.tokens, {"one": {"vector_store": ["public.boats"]}})
-    with gateway_of(boats.dsn, stores) as url:
+    with by_tcp(boats.dsn) if is_tcp else contextlib.nullcontext(boats.dsn) as dsn, gateway_of(dsn, stores) as url:
         for stream in (False, True):
             headers = {"authorization": "Bearer token of asker"}
             with pytest.raises(httpx.ReadTimeout):

@@ -10,6 +10,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
 
 @contextlib.contextmanager
 def forwarded(path: Path) -> Iterator[int]:
@@ -38,3 +41,14 @@ def forwarded(path: Path) -> Iterator[int]:
             ended.set()
             server.shutdown()
             thread.join()
+
+
+@contextlib.contextmanager
+def by_tcp(dsn: str) -> Iterator[str]:
+    """The DSN of the same database by TCP. Skips the test where the database is on another machine."""
+    parts = conninfo_to_dict(dsn)
+    path = Path(str(parts["host"])) / f".s.PGSQL.{parts['port']}"
+    if not path.is_socket():
+        pytest.skip("the database is on another machine")
+    with forwarded(path) as port:
+        yield make_conninfo(dsn, host="127.0.0.1", port=port)

@@ -289,6 +289,8 @@ class Reader:
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Rows]:
         """The rows of one statement after the other, in one transaction."""
+        from ml_rag.integrations.waiting import cancelled_once  # needs what not all integrations do
+
         async with contextlib.AsyncExitStack() as stack:
             try:
                 connection = await stack.enter_async_context(self._pool.connection())
@@ -302,7 +304,7 @@ class Reader:
 
             async def rows(query: Query, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
                 try:
-                    cursor = await connection.execute(query, parameters)
+                    cursor = await cancelled_once(connection.execute(query, parameters))
                 except (psycopg.DataError, UnicodeEncodeError) as error:
                     if getattr(error, "sqlstate", None) is not None:  # the server's
                         raise

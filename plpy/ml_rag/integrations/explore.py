@@ -33,7 +33,7 @@ from ml_rag.integrations import chart, documents, marked, picture
 from ml_rag.integrations.database import PRESETS, Query, Reader, asked, keys_of, worded
 from ml_rag.integrations.fields import OPTIONS, Field, Wrong, fields, joined, parsed, split
 from ml_rag.integrations.journey import Journey, key, look, moves, retrieve, write
-from ml_rag.integrations.waiting import waited_for
+from ml_rag.integrations.waiting import cancelled_once, waited_for
 from ml_rag.search_path import PIN_TRANSACTION, refuse_borrowed_role, refuse_borrowed_role_async
 
 #: characters of a question
@@ -542,7 +542,7 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
                 async with await psycopg.AsyncConnection.connect(dsn, application_name="ml-rag explore") as connection:
                     await connection.execute(PIN_TRANSACTION)
                     await refuse_borrowed_role_async(connection)
-                    row = await (await connection.execute(_LOAD, parameters)).fetchone()
+                    row = await (await cancelled_once(connection.execute(_LOAD, parameters))).fetchone()
             except psycopg.Error as error:
                 return {"error": worded(error)}
             return row[0] if row else {}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from anyio import CancelScope
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
@@ -26,9 +27,22 @@ async def waited_for(request: Request, work: asyncio.Task[Got]) -> Got:
         await end(work)
 
 
+async def cancelled_once(statement: Coroutine[Any, Any, Got]) -> Got:
+    """The result. Where this is cancelled, however often, the statement is so once, and has ended."""
+    work = asyncio.ensure_future(statement)
+    try:
+        return await asyncio.shield(work)
+    finally:
+        await end(work)
+
+
 async def end(work: asyncio.Task[Any]) -> None:
-    """Cancel its statement where it still runs."""
+    """Cancel its statement where it still runs.
+
+    Once: anyio, by which starlette ends a stream and MCP a call, cancels again and again, and psycopg, which is to ask
+    the server to cancel, then gives that up; the statement would go on without its connection.
+    """
     if not work.done():
         work.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await work
+        with CancelScope(shield=True):
+            await asyncio.wait({work})
