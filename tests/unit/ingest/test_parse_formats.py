@@ -339,6 +339,32 @@ def test_docx_has_the_text_of_its_boxes_once(around: str) -> None:
     assert only("a.docx", docx(body)) == "text\n\nboxed\n\nend"
 
 
+def test_docx_and_html_say_which_boxes_are_ticked_and_which_entry_is_chosen() -> None:
+    def field(data: str, name: str) -> str:
+        return (
+            f'<w:r><w:fldChar w:fldCharType="begin"><w:ffData>{data}</w:ffData></w:fldChar></w:r>'
+            f'<w:r><w:instrText>{name}</w:instrText></w:r><w:r><w:fldChar w:fldCharType="end"/></w:r>'
+        )
+
+    run = '<w:r><w:t xml:space="preserve">{}</w:t></w:r>'
+    word = 'xmlns:w14="http://schemas.microsoft.com/office/word/2010/wordml"'
+    box = (
+        f'<w:sdt><w:sdtPr><w14:checkbox {word}><w14:checked w14:val="{{}}"/></w14:checkbox></w:sdtPr><w:sdtContent>'
+        f"{run.format('☒')}</w:sdtContent></w:sdt>"
+    )
+    content_controls = f"<w:p>{box.format(1)}{run.format(' Yes ')}{box.format(0)}{run.format(' No')}</w:p>"
+    older = field('<w:checkBox><w:default w:val="0"/><w:checked/></w:checkBox>', "FORMCHECKBOX")
+    entries = "".join(f'<w:listEntry w:val="{name}"/>' for name in ("Red", "Blue"))
+    lists = [
+        field(f"<w:ddList>{chosen}{entries}</w:ddList>", "FORMDROPDOWN")
+        for chosen in ("", '<w:result w:val="1"/>', '<w:result w:val="7"/>')
+    ]
+    fields = f"<w:p>{older}{run.format('Paid, ')}{run.format(', ').join(lists)}</w:p>"
+    assert only("a.docx", docx(content_controls + fields)) == "☒ Yes ☐ No\n\n☒ Paid, Red, Blue,"
+    page = "<ul><li><input type=checkbox checked> a<li><input type=radio>b<li><input value=c>d</ul>"
+    assert only("a.html", page) == "- ☒ a\n- ☐ b\n- d"
+
+
 def test_a_cell_over_many_rows_keeps_its_column() -> None:
     rows = "".join(f"<tr><td>c{n}<td>{n}" for n in range(1, 100))
     table = only("a.html", f"<table><tr><th>r<th>c<th>n<tr><td rowspan=100>N<td>c0<td>0{rows}</table>")

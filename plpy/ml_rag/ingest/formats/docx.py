@@ -31,7 +31,7 @@ br[type='column'] => br
 #: elements that mammoth leaves out with the text in them: fields such as the number of a caption, directions of text,
 #: characters with their readings
 _AROUND = ("fldSimple", "dir", "bdo", "ruby", "rubyBase")
-_HAS_SUCH = re.compile(rf"<[\w.-]+:(?:{'|'.join(_AROUND)}|cr|ptab|oMath|relIds|txbx)\b".encode())
+_HAS_SUCH = re.compile(rf"<[\w.-]+:(?:{'|'.join(_AROUND)}|cr|ptab|oMath|relIds|txbx|ddList)\b".encode())
 
 
 def parse_docx(_name: str, content: bytes, request: Request) -> abc.Document:
@@ -74,6 +74,8 @@ def _without_such(archive: zipfile.ZipFile, content: bytes) -> bytes:
             space = root.tag.rpartition("}")[0] + "}"
             for one in root.iter(f"{space}cr", f"{space}ptab"):
                 one.tag = f"{space}br" if one.tag.endswith("cr") else f"{space}tab"
+            for one in list(root.iter("{*}ddList")):
+                _choose(one)
             for one in list(root.iter(f"{MATH}oMath")):
                 _replace(one, [formula(one)])
             for box in list(root.iter("{*}txbxContent")):
@@ -118,6 +120,20 @@ def _replace(element: Any, lines: list[str]) -> None:
         text.text = line
         run.append(text)
     element.getparent().replace(element, run)
+
+
+def _choose(entries: Any) -> None:
+    """The entry that is chosen of a field, behind the run that has its list."""
+    space = entries.tag.rpartition("}")[0] + "}"
+    texts = [one.get(f"{space}val", "") for one in entries.iter(f"{space}listEntry")]
+    chosen = next((one.get(f"{space}val", "") for one in entries.iter(f"{space}result", f"{space}default")), "0")
+    run = next(entries.iterancestors(f"{space}r"), None)
+    if run is not None and chosen.isdigit() and int(chosen) < len(texts):
+        shown = run.makeelement(f"{space}r")
+        text = shown.makeelement(f"{space}t")
+        text.text = texts[int(chosen)]
+        shown.append(text)
+        run.addnext(shown)
 
 
 def _move_out(box: Any) -> None:

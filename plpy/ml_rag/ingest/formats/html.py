@@ -163,6 +163,12 @@ def _converter() -> Any:
         def convert_img(self, el: Any, text: str, parent_tags: Any) -> str:
             return " ".join((el.attrs.get("alt") or "").split())
 
+        def convert_input(self, el: Any, text: str, parent_tags: Any) -> str:
+            if str(el.attrs.get("type")).lower() not in ("checkbox", "radio"):
+                return ""
+            is_apart = str(el.next_sibling or "")[:1].isspace()
+            return ("☒" if "checked" in el.attrs else "☐") + ("" if is_apart else " ")
+
         def convert_sup(self, el: Any, text: str, parent_tags: Any) -> str:
             before = el.previous_element
             is_power = isinstance(before, str) and before[-1:].isdigit() and text[:1] in {*"0123456789+-−"}
