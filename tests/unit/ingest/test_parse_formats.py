@@ -365,6 +365,15 @@ def test_docx_and_html_say_which_boxes_are_ticked_and_which_entry_is_chosen() ->
     assert only("a.html", page) == "- ☒ a\n- ☐ b\n- d"
 
 
+def test_a_heading_of_html_may_be_a_button() -> None:
+    page = (
+        "<h2><button>Who pays?</button></h2><div>The employer. <button>Copy</button></div>"
+        "<table><tr><th><button>Name</button><th>Age<tr><td>Ada<td>36 <button>Delete</button></table>"
+    )
+    table = "| Name | Age |\n| --- | --- |\n| Ada | 36 |"
+    assert only("a.html", page) == f"## Who pays?\n\nThe employer.\n\n{table}"
+
+
 def test_a_cell_over_many_rows_keeps_its_column() -> None:
     rows = "".join(f"<tr><td>c{n}<td>{n}" for n in range(1, 100))
     table = only("a.html", f"<table><tr><th>r<th>c<th>n<tr><td rowspan=100>N<td>c0<td>0{rows}</table>")

@@ -26,6 +26,8 @@ _DROPPED = [
 _SIGNS = {"mfrac": "/", "msup": "^", "msub": "_", "munder": "_", "mover": "^"}
 #: parts that are never in brackets
 _WHOLE = ("mi", "mn", "mo", "mtext")
+#: where a button is what stands there: the heading of a part that it opens, the column that it sorts by
+_LABELS = ["h1", "h2", "h3", "h4", "h5", "h6", "dt", "legend", "summary", "th"]
 #: that browsers show apart, and markdownify in a line with what is around them
 _BLOCKS = [
     "address", "aside", "center", "details", "dialog", "fieldset", "footer", "form", "header", "hgroup", "legend",
@@ -103,6 +105,11 @@ def _metadata(soup: BeautifulSoup) -> dict[str, Any]:
 
 
 def _convert(soup: BeautifulSoup) -> str:
+    labels: set[int] = set()
+    for element in soup.find_all(True):
+        if element.name in _LABELS or id(element.parent) in labels:
+            labels.add(id(element))
+            element.name = "span" if element.name == "button" else element.name
     for element in soup(_DROPPED):
         element.decompose()
     for element in soup.find_all(style=re.compile(r"display\s*:\s*none", re.I)):
