@@ -10,6 +10,7 @@ from typing import Any
 
 import openpyxl
 import pytest
+import xlsxwriter
 
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats import pdf
@@ -477,6 +478,24 @@ def test_a_sheet_with_titles_and_two_tables() -> None:
             {"sheet": "S"},
         )
     ]  # fmt: skip
+
+
+def test_sheets_have_the_texts_of_their_boxes_below_them() -> None:
+    out = BytesIO()
+    with xlsxwriter.Workbook(out, {"in_memory": True}) as book:
+        data = book.add_worksheet("Data")
+        data.write_row(0, 0, ["a", "b"])
+        data.insert_textbox(3, 0, "All sums\nin euros")
+        data.insert_textbox(9, 0, "Ask Ada")
+        book.add_worksheet("Help").insert_textbox(0, 0, "Fill in Data")
+    assert blocks("a.xlsx", out.getvalue()) == [
+        ("# Data\n\n| a | b |\n| --- | --- |\n\nAll sums\n\nin euros\n\nAsk Ada", {"sheet": "Data"}),
+        ("# Help\n\nFill in Data", {"sheet": "Help"}),
+    ]
+    box = "<draw:frame><draw:text-box><text:p>Ask Ada</text:p></draw:text-box></draw:frame>"
+    row = "<table:table-row><table:table-cell><text:p>a</text:p></table:table-cell></table:table-row>"
+    sheet = f'<table:table table:name="S"><table:shapes>{box}</table:shapes>{row}</table:table>'
+    assert blocks("a", odt(sheet, "spreadsheet")) == [("a\n\nAsk Ada", {"sheet": "S"})]
 
 
 def test_odf_presentation_and_spreadsheet() -> None:

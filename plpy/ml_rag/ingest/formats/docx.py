@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import posixpath
 import re
 import zipfile
 import zlib
@@ -14,7 +13,7 @@ from ml_rag import abc
 from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip, parse_xml
 from ml_rag.ingest.formats.common import Request, document
 from ml_rag.ingest.formats.html import html_blocks
-from ml_rag.ingest.formats.ooxml import MATH, diagram, formula
+from ml_rag.ingest.formats.ooxml import MATH, diagram, formula, related
 
 # mammoth knows headings; the title styles are left to the caller.
 _STYLES = """
@@ -80,7 +79,7 @@ def _without_such(archive: zipfile.ZipFile, content: bytes) -> bytes:
                 _replace(one, [formula(one)])
             for box in list(root.iter("{*}txbxContent")):
                 _move_out(box)
-            data = _diagrams(archive, name)
+            data = related(archive, name)
             for one in list(root.iter("{*}relIds")):
                 key = next((value for key, value in one.items() if key.endswith("}dm")), "")
                 drawing = next(one.iterancestors("{*}drawing"), None)
@@ -97,16 +96,6 @@ def _without_such(archive: zipfile.ZipFile, content: bytes) -> bytes:
             with contextlib.suppress(*harmless):
                 made.writestr(name, changed[name] if name in changed else archive.read(name))
     return out.getvalue()
-
-
-def _diagrams(archive: zipfile.ZipFile, name: str) -> dict[str, str]:
-    """Where the data of a part's diagrams are, by what it calls them."""
-    folder, _, file = name.rpartition("/")
-    names = set(archive.namelist())
-    relations = f"{folder}/_rels/{file}.rels"
-    found = parse_xml(archive.read(relations)).iter("{*}Relationship") if relations in names else ()
-    paths = {one.get("Id", ""): posixpath.join("/", folder, one.get("Target", ""))[1:] for one in found}
-    return {key: path for key, path in paths.items() if path in names}
 
 
 def _replace(element: Any, lines: list[str]) -> None:

@@ -24,7 +24,7 @@ from ml_rag.ingest.formats.common import (
     pipe_table,
 )
 from ml_rag.ingest.formats.pictures import Pictures
-from ml_rag.ingest.formats.sheets import sheet_blocks
+from ml_rag.ingest.formats.sheets import sheet_blocks, with_boxes
 
 _TEXT = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
 _TABLE = "{urn:oasis:names:tc:opendocument:xmlns:table:1.0}"
@@ -72,7 +72,7 @@ def parse_odf(_name: str, content: bytes, request: Request) -> abc.Document:
         return document("odp", slides, meta)
     if part.tag == f"{_OFFICE}spreadsheet":
         tables = part.iterfind(f"{_TABLE}table")
-        sheets = [(table.get(f"{_TABLE}name") or "", _table_rows(table, repeats)) for table in tables]
+        sheets = [(table.get(f"{_TABLE}name") or "", _sheet(table, repeats)) for table in tables]
         return document("ods", sheet_blocks(sheets), meta)
     return document("odt", blocks("\n\n".join(_blocks(part, 0, repeats)), {}), meta)
 
@@ -138,9 +138,13 @@ def _blocks(element: Iterable[Any], depth: int, repeats: Repeats) -> Iterator[st
 
 
 def _frames(paragraph: Any, depth: int, repeats: Repeats) -> Iterator[str]:
-    for box in paragraph.iter(f"{_DRAW}text-box", f"{_DRAW}image"):
+    """What stands in the boxes and shapes of a paragraph."""
+    for box in paragraph.iter(f"{_DRAW}*"):
         # one in another box comes with that
-        if next(box.iterancestors(f"{_TEXT}p", f"{_TEXT}h", f"{_DRAW}text-box")) is paragraph:
+        if (
+            box.tag not in _AROUND
+            and next(box.iterancestors(f"{_TEXT}p", f"{_TEXT}h", f"{_DRAW}text-box")) is paragraph
+        ):
             yield from _blocks(box, depth + 1, repeats)
 
 
@@ -178,6 +182,10 @@ def _inline(element: Any, depth: int) -> str:
             parts.append(_inline(child, depth + 1))
         parts.append(child.tail or "")
     return "".join(parts)
+
+
+def _sheet(table: Any, repeats: Repeats) -> list[list[str]]:
+    return with_boxes(_table_rows(table, repeats), _blocks(table.iterchildren(f"{_TABLE}shapes"), 0, repeats))
 
 
 def _table_rows(table: Any, repeats: Repeats) -> list[list[str]]:

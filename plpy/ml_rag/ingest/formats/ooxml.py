@@ -1,7 +1,9 @@
-"""What Word and PowerPoint have alike: formulas, and diagrams (SmartArt)."""
+"""What Word, PowerPoint and Excel have alike: formulas, diagrams (SmartArt), parts that parts refer to."""
 
 from __future__ import annotations
 
+import posixpath
+import zipfile
 from typing import Any
 
 from ml_rag.ingest.formats.archive import parse_xml
@@ -63,8 +65,22 @@ def _character(element: Any, tag: str, name: str, otherwise: str) -> str:
     return otherwise if one is None else str(one.get(f"{MATH}val", ""))
 
 
+def related(archive: zipfile.ZipFile, name: str, kind: str = "") -> dict[str, str]:
+    """The parts of a kind that a part refers to, by what it calls them."""
+    folder, _, file = name.rpartition("/")
+    names = archive.NameToInfo
+    relations = f"{folder}/_rels/{file}.rels"
+    found = parse_xml(archive.read(relations)).iter("{*}Relationship") if relations in names else ()
+    paths = {
+        one.get("Id", ""): posixpath.normpath(posixpath.join("/", folder, one.get("Target", "")))[1:]
+        for one in found
+        if one.get("Type", "").endswith(kind)
+    }
+    return {key: path for key, path in paths.items() if path in names}
+
+
 def diagram(content: bytes) -> list[str]:
-    """The lines of a diagram, by its data."""
+    """The lines of a diagram, by its data; or of the boxes of a sheet."""
     lines = parse_xml(content).iter("{*}p")
     texts = ("".join(part.text or " " for part in line.iter("{*}t", "{*}br")) for line in lines)
     return [text for text in map(one_line, texts) if text]

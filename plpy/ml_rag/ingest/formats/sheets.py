@@ -6,11 +6,13 @@ import datetime
 import re
 from collections.abc import Iterable, Iterator
 from io import BytesIO
+from itertools import chain
 from typing import Any
 
 from ml_rag import abc
 from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip
 from ml_rag.ingest.formats.common import Request, damaged, document, encrypted, metadata, packed, pipe_table
+from ml_rag.ingest.formats.ooxml import diagram, related
 
 #: how XLSX writes a control character, such as the carriage return that other programs put before a line end
 _CONTROL = re.compile("_x00[01][0-9A-Fa-f]_")
@@ -38,11 +40,16 @@ def parse_xlsx(_name: str, content: bytes, _request: Request) -> abc.Document:
         reader = Reader(BytesIO(content), read_only=True, data_only=True, keep_links=False)
         reader.read()
         sheets = []
+        seen: set[str] = set()
         for sheet in reader.wb.worksheets:
             sheet.reset_dimensions()  # the declared range is often wrong
             # max_col would fill every row up
             cells = (map(_without_controls, row) for row in sheet.iter_rows(values_only=True))
-            sheets.append((sheet.title, list(_rows(cells))))
+            rows = list(_rows(cells))
+            drawings = set(related(reader.archive, sheet._worksheet_path, "/drawing").values()) - seen
+            seen |= drawings
+            boxes = chain.from_iterable(diagram(reader.archive.read(path)) for path in sorted(drawings))
+            sheets.append((sheet.title, with_boxes(rows, boxes)))
         reader.wb.close()
     return document("xlsx", sheet_blocks(sheets), meta)
 
@@ -99,6 +106,11 @@ def _rows(cells: Iterable[Iterable[Any]]) -> Iterator[list[str]]:
         if texts or not is_empty:
             yield texts
         is_empty = not texts
+
+
+def with_boxes(rows: list[list[str]], texts: Iterable[str]) -> list[list[str]]:
+    """Rows of a sheet with the texts of its boxes below them, each apart."""
+    return rows + [row for text in texts if text for row in ([], [text])]
 
 
 def cell_text(value: Any) -> str:
