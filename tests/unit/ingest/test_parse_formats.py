@@ -537,6 +537,18 @@ def test_odt_has_the_tables_and_boxes_of_lists_and_nested_boxes_once() -> None:
     assert made == f"- a\nc\n| x | x |\n| --- | --- |\n\n{boxes}\n\nend"
 
 
+def test_odt_has_the_texts_of_shapes_apart_and_once() -> None:
+    shape = "<draw:custom-shape><text:p>Start</text:p><text:p>here</text:p></draw:custom-shape>"
+    group = f"<draw:g>{shape}<draw:rect><text:p>End</text:p></draw:rect></draw:g>"
+    assert only("a", odt(f"<text:p>Flow{group} chart</text:p>")) == "Flow chart\n\nStart\n\nhere\n\nEnd"
+    assert only("a", odt(f"<text:list><text:list-item><text:p>a{shape}</text:p></text:list-item></text:list>")) == (
+        "- a\nStart\nhere"
+    )
+    cell = "<table:table-cell><text:p>a{}</text:p></table:table-cell>"
+    row = f"<table:table-row>{cell.format(shape)}{cell.format('')}</table:table-row>"
+    assert only("a", odt(f"<table:table>{row}</table:table>")) == "| a Start here | a |\n| --- | --- |"
+
+
 def test_comments_of_opendocument_are_no_text_and_notes_stand_once() -> None:
     comment = "<office:annotation><text:p>should it be 43?</text:p></office:annotation>"
     note = "<text:note><text:note-body><text:p>estimated</text:p></text:note-body></text:note>"

@@ -40,6 +40,8 @@ _HREF = "{http://www.w3.org/1999/xlink}href"
 #: older programs wrote comments on slides in the second namespace
 _COMMENTS = {f"{_OFFICE}annotation", "{http://openoffice.org/2009/office}annotation"}
 _SKIPPED = {*_COMMENTS, f"{_TEXT}tracked-changes", f"{_TEXT}ruby-text", f"{_TEXT}sequence-decls"}
+#: of boxes and shapes, what stands around them
+_AROUND = {f"{_DRAW}frame", f"{_DRAW}g", f"{_DRAW}a"}
 #: boxes of a slide that each slide has
 _RUNNING = ("header", "footer", "page-number", "date-time")
 _VALUES = ("string-value", "date-value", "time-value", "boolean-value", "value")
@@ -178,7 +180,7 @@ def _inline(element: Any, depth: int) -> str:
         elif child.tag == f"{_TEXT}note":
             body = child.find(f"{_TEXT}note-body")
             parts.append(f" ({one_line(''.join(body.itertext()))})" if body is not None else "")
-        elif isinstance(child.tag, str) and child.tag not in _SKIPPED and child.tag != f"{_DRAW}frame":
+        elif isinstance(child.tag, str) and child.tag not in _SKIPPED and not child.tag.startswith(_DRAW):
             parts.append(_inline(child, depth + 1))
         parts.append(child.tail or "")
     return "".join(parts)
