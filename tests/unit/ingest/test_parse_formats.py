@@ -498,6 +498,15 @@ def test_sheets_have_the_texts_of_their_boxes_below_them() -> None:
     assert blocks("a", odt(sheet, "spreadsheet")) == [("a\n\nAsk Ada", {"sheet": "S"})]
 
 
+def test_a_sheet_that_is_a_chart_takes_no_others_away() -> None:
+    book = openpyxl.Workbook()
+    book.active.append(["a", "b"])
+    book.create_chartsheet("Chart")
+    out = BytesIO()
+    book.save(out)
+    assert blocks("a.xlsx", out.getvalue()) == [("| a | b |\n| --- | --- |", {"sheet": "Sheet"})]
+
+
 def test_odf_presentation_and_spreadsheet() -> None:
     page = (
         '<draw:page><draw:frame presentation:class="title"><draw:text-box><text:p>Title</text:p></draw:text-box>'
