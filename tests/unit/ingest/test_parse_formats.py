@@ -37,6 +37,8 @@ def only(name: str, content: bytes | str) -> str:
     [
         ("a.csv", "name,age\nAda,36\nBob,41\n", "| name | age |\n| --- | --- |\n| Ada | 36 |\n| Bob | 41 |"),
         ("a.csv", "name;age\nAda;1,5\n", "| name | age |\n| --- | --- |\n| Ada | 1,5 |"),
+        ("a.csv", "\ufeffsep=;\nname;age\nA, B;1,5\n", "| name | age |\n| --- | --- |\n| A, B | 1,5 |"),
+        ("a.csv", '"sep=|"\r\nname|age\r\nAda|36\r\n', "| name | age |\n| --- | --- |\n| Ada | 36 |"),
         ("a.tsv", "name\tage\nAda\t36\n", "| name | age |\n| --- | --- |\n| Ada | 36 |"),
         ("a.tsv", 'a\tb\n"x\t1\ny\t2\n"z\t3\n', '| a | b |\n| --- | --- |\n| "x | 1 |\n| y | 2 |\n| "z | 3 |'),
         ("a.tsv", 'a\tb\n"x\t1\ny\t2\n', '| a | b |\n| --- | --- |\n| "x | 1 |\n| y | 2 |'),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from itertools import chain
 from typing import Any
 
@@ -15,12 +16,17 @@ from ml_rag.ingest.formats.encoding import decode
 #: a JSON record nested deeper than this is written as JSON
 _MAX_DEPTH = 8
 
+#: a line that tells Excel the delimiter
+_SEPARATOR = re.compile(r'\ufeff?"?sep=([,;\t|])"?\n', re.IGNORECASE)
+
 
 def parse_csv(name: str, content: bytes, request: Request) -> abc.Document:
     """One pipe table, the first row its header. The delimiter is the one that splits the first lines most evenly."""
     text = decode(content, request.language).replace("\0", "").replace("\r\n", "\n").replace("\r", "\n")
     format_name = "tsv" if name.lower().endswith((".tsv", ".tab")) else "csv"
     delimiter = "\t" if format_name == "tsv" else _delimiter(text)
+    if told := _SEPARATOR.match(text):
+        delimiter, text = told[1], text[told.end() :]
     csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))
     rows = csv.reader(text.split("\n"), delimiter=delimiter) if '"' not in text else _quoted(text, delimiter)
     return document(format_name, [(pipe_table(rows), {})])
