@@ -63,12 +63,18 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the errors of a batch's rows, null where there is none; those are forgotten that had one. Returns
 -- how many have. text_hash: in the error of a text that is not there as a whole
 -- A minute until the second attempt, twice as long until each further one, at most a day. What no attempt can
--- mend, an empty or too long text, waits for another text.  Writes: ml_rag.vectorizer_error
+-- mend, an empty or too long text, waits for another text. It waits for no other transaction, as the caller
+-- has locked the rows that failed: a run would hold up others with the rows that it has written.
+-- Writes: ml_rag.vectorizer_error
 DECLARE
   _n integer;
 BEGIN
-  UPDATE ml_rag.vectorizer_error AS e SET attempts = 0 FROM unnest(keys, errors) AS u (key, error)
-  WHERE e.relation = _note_failures.relation AND e.key = ml_rag._error_key(u.key) AND u.error IS NULL;
+  UPDATE ml_rag.vectorizer_error AS e SET attempts = 0
+  WHERE e.relation = _note_failures.relation AND e.key IN (
+    SELECT n.key FROM ml_rag.vectorizer_error AS n
+    WHERE n.relation = _note_failures.relation AND n.key IN (
+      SELECT ml_rag._error_key(u.key) FROM unnest(keys, errors) AS u (key, error) WHERE u.error IS NULL)
+    FOR UPDATE SKIP LOCKED);
   INSERT INTO ml_rag.vectorizer_error AS e (relation, key, attempts, sqlstate, message, detail, failed_at,
     next_attempt, text_hash)
   SELECT _note_failures.relation, ml_rag._error_key(u.key), 1, u.error ->> 'sqlstate', u.error ->> 'message',

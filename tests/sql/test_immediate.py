@@ -110,3 +110,20 @@ def test_a_partitioned_table(owner: Connection, models: ModelsServer) -> None:
     owner.execute("INSERT INTO p1 VALUES (1, 'apart')")
     assert pending(owner, "p") == 1
     assert run(owner, "p")["embedded"] == 1
+
+
+@pytest.mark.parametrize("change", ["UPDATE items SET price = 7 WHERE id = 2", "INSERT INTO items VALUES (4, ' ')"])
+def test_no_run_waits_for_who_writes_a_row_that_fails(
+    db: Database, items: Connection, destination: str, change: str
+) -> None:
+    items.execute("UPDATE items SET name = '!nan' WHERE id = 2; INSERT INTO items VALUES (4, ' ')")
+    items.execute("SELECT ml_rag.retry_vectorizer('items'); DELETE FROM items WHERE id = 4")
+    items.execute("ALTER TABLE items DISABLE TRIGGER \"~ml_rag_immediate_insert\"; INSERT INTO items VALUES (3, 'hat')")
+    items.execute('ALTER TABLE items ENABLE TRIGGER "~ml_rag_immediate_insert"')
+    writer = db.connect(autocommit=False)
+    writer.execute(change)
+    items.execute("SET statement_timeout = '10s'")
+    assert run(items)["embedded"] == 1
+    writer.commit()
+    run(items)
+    in_step(items, destination)

@@ -95,11 +95,27 @@ class Vectorizer(Column):
         return (yield from self._write_segments(batch["places"], batch["texts"], made)) if made else 0
 
     def _note(self, batch: Batch) -> Steps[int]:
+        """Not the failures of rows that another transaction is changing: it may have noted them, and must not be waited
+        for."""
+        failed = [place for place, error in zip(batch["places"], batch["errors"], strict=True) if error is not None]
+        free: list[str] = []
+        if failed:
+            free = yield from run(
+                "SELECT coalesce(json_agg(f.place), '[]') FROM (SELECT u.place"
+                " FROM json_array_elements_text($1 -> 'places') AS u (place)"
+                f" JOIN ONLY {self._part['name']} AS t ON t.ctid = u.place::tid"
+                " FOR NO KEY UPDATE OF t SKIP LOCKED) AS f",
+                on=self._part["shard"], places=failed,
+            )  # fmt: skip
+        left_out = {*failed} - {*free}
+        noted = [i for i, place in enumerate(batch["places"]) if place not in left_out]
+        given: dict[str, Any] = {name: [batch[name][i] for i in noted] for name in ("keys", "texts", "errors")}
         n: int = yield from run(
             f"SELECT to_json(ml_rag._note_failures(($1 ->> 'relation')::oid, {array('keys')}, {array('texts')},"
             f" {array('errors', 'jsonb')}))",
-            relation=self._job["relation"], **{name: batch[name] for name in ("keys", "texts", "errors")},
-        )  # fmt: skip
+            relation=self._job["relation"],
+            **given,
+        )
         return n
 
     def _write_segments(self, places: list[str], texts: list[str], made: dict[str, Any]) -> Steps[int]:
@@ -157,7 +173,8 @@ class Vectorizer(Column):
             self._counted = self._truncated
 
     def finish(self) -> Steps[None]:
-        # errors of rows that are deleted, have another key or an embedding by now
+        # errors of rows that are deleted, have another key or an embedding by now; no transaction that notes one is
+        # waited for
         key, table = yield from run(
             f"SELECT json_build_array(ml_rag._key_text('t', {array('key')}::name[]),"
             " ml_rag._relation_name(($1 ->> 'store')::oid))",
@@ -166,9 +183,10 @@ class Vectorizer(Column):
         yield from run(
             "WITH gone AS (UPDATE ml_rag.vectorizer_error AS e SET attempts = 0"
             " WHERE e.relation = ($1 ->> 'relation')::oid AND e.key IN ("
+            "SELECT n.key FROM ml_rag.vectorizer_error AS n WHERE n.relation = ($1 ->> 'relation')::oid AND n.key IN ("
             "SELECT n.key FROM ml_rag.vectorizer_error AS n WHERE n.relation = ($1 ->> 'relation')::oid"
             f" EXCEPT SELECT ml_rag._error_key({key}) FROM {table} AS t WHERE t.segment_embedding IS NULL)"
-            " RETURNING 1) SELECT to_json(count(*)) FROM gone",
+            " FOR UPDATE SKIP LOCKED) RETURNING 1) SELECT to_json(count(*)) FROM gone",
             relation=self._job["relation"],
         )
         if self._batches != 0 and self._embedded and self._job["index_method"] is not None:
