@@ -58,6 +58,8 @@ _STATEMENTS = {
         " OR store IN (SELECT p.relid FROM pg_partition_tree($1::regclass) AS p)",
         "oid",
     ),
+    # what one that was dropped above READ COMMITTED has left: rows that others had written meanwhile
+    "empty": ("SELECT ml_rag._empty_keywords($1)", "oid"),
     # As the caller: SQL of key, text and its hash of each row of its table that has one; those of a table of Citus are
     # in the indexes of its shards.
     "source": (
@@ -348,6 +350,7 @@ def build(plpy: Any, index: dict[str, Any], call: int | None) -> None:
 
     def begin() -> None:
         _run(plpy, "drop index", store)
+        _run(plpy, "empty", store)
         _run(plpy, "add index", description)
 
     as_owner(plpy, begin, writes=True)
