@@ -6,6 +6,7 @@ import json
 import random
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -1032,3 +1033,31 @@ def test_no_row_that_another_transaction_changes_is_waited_for(db: Database, sto
     other.rollback()
     assert refresh(store)["parents"] == 2
     assert nodes(store, "sentences")[2, 1] == ["Swans are heavy.", "Ducks swim.", "Coots dive."]
+
+
+@pytest.mark.parametrize("parent", ["segment", "document"])
+def test_a_row_that_takes_the_key_of_another_meanwhile_has_none_of_its_nodes(
+    db: Database, store: Connection, tenant: Connection, parent: str
+) -> None:
+    store.execute(
+        "ALTER TABLE docs ADD tenant text DEFAULT current_user, ENABLE ROW LEVEL SECURITY;"
+        "CREATE POLICY own ON docs USING (tenant = current_user);"
+        f"GRANT SELECT, INSERT ON docs TO {db.role('tenant')};"
+        "CREATE FUNCTION public.slow(text) RETURNS SETOF text LANGUAGE sql AS"
+        " 'SELECT $1 FROM (SELECT pg_advisory_xact_lock(77)) AS waited'"
+    )
+    other = db.connect()
+    other.execute("SELECT pg_advisory_lock(77)")
+    with ThreadPoolExecutor() as pool:
+        filled = pool.submit(create, store, "slow", transform="public.slow", parent=parent)
+        while not other.execute("SELECT FROM pg_locks WHERE objid = 77 AND NOT granted").rowcount:
+            time.sleep(0.05)
+        other.execute("DELETE FROM docs WHERE document_id = 2")
+        insert = "INSERT INTO docs (document_name, metadata, document_id, segment_number, segment) VALUES"
+        tenant.execute(f"{insert} ('mine', '{{}}', 2, 1, 'Mine.')")
+        other.execute("SELECT pg_advisory_unlock(77)")
+        filled.result()
+    assert tenant.execute("SELECT node FROM docs_slow WHERE node_number > 0").fetchall() == []
+    assert refresh(store)["failed"] == 0
+    assert tenant.execute("SELECT node FROM docs_slow WHERE node_number > 0").fetchall() == [("Mine.",)]
+    assert TEXTS[1, 1] in nodes(store, "slow")[1, 1][0]

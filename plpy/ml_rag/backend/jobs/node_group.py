@@ -251,9 +251,11 @@ class NodeGroups(Derived):
               WHERE ({of_store}) IN (SELECT {values} FROM json_array_elements_text($1 -> 'keys') AS u (key))
               FOR {"NO KEY UPDATE" if group["options"].get("merge") else "KEY SHARE"} SKIP LOCKED
             )
-            SELECT coalesce(json_agg(f.key), '[]') FROM free AS f""",
+            SELECT coalesce(json_agg(f.key), '[]') FROM free AS f{self._still_there(batch, of_store, values)}""",
             keys=[parent["key"] for parent in batch["parents"]],
-        )
+            hashes=[parent.get("hash") for parent in batch["parents"]],
+            places=[parent["place"] for parent in batch["parents"]],
+        )  # fmt: skip
         free = set(keys)
         made = [row for row in made if row["key"] in free]
         former = yield from run(
@@ -299,6 +301,29 @@ class NodeGroups(Derived):
         self.failed += sum(1 for row in made if row.get("error"))
         self.done += sum(1 for row in made if not row["number"])
         self._nodes += written
+
+    def _still_there(self, batch: Batch, of_store: str, values: str) -> str:
+        """SQL of the condition that the text of a parent f is the one that its nodes are made of.
+
+        Another row can have its key by now, which others see.
+        """
+        group, parents = self._group, batch["parents"]
+        if "texts" not in parents[0]:
+            return ""
+        sources, condition = group["sources"], ""
+        if group["options"]["parent"] == "segment":
+            # not what a model reads around it
+            text_hash = 'hashtextextended(concat(s.segment) COLLATE "C", 0)'
+            sources = f"SELECT {of_store}, {text_hash} AS hash FROM {group['store']} AS s"
+        elif group["place"] == ["document"]:
+            # one by one: PostgreSQL looks up the rows of these documents then, and of no others
+            place = f"(($1 -> 'places' ->> %s)::text[])[1]::{group['place_types'][0]}"
+            condition = f" WHERE s.document = ANY (ARRAY[{', '.join(place % i for i in range(len(parents)))}])"
+        return (
+            " WHERE f.key IN (SELECT u.key FROM ROWS FROM (json_array_elements_text($1 -> 'keys'),"
+            f" json_array_elements_text($1 -> 'hashes')) AS u (key, hash) JOIN ({sources}) AS s"
+            f" ON ({of_store}) = ({values}) AND s.hash = u.hash::bigint{condition})"
+        )
 
     def end(self) -> Steps[dict[str, Any]]:
         yield from ()
