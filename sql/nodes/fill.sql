@@ -144,6 +144,8 @@ BEGIN
     WHERE x.indrelid = nodes AND a.attname = 'node_embedding') AND (
     SELECT a.atttypmod <= 2000 FROM pg_attribute AS a
     WHERE a.attrelid = nodes AND a.attname = 'node_embedding') THEN
+    -- who deletes from the store writes to it
+    PERFORM ml_rag._lock_table(nodes, 'SHARE');
     PERFORM ml_rag._create_index(nodes, 'hnsw', 'node_embedding @vector@.vector_cosine_ops', '');
   END IF;
   IF (options -> 'keyword_search')::boolean THEN

@@ -18,6 +18,7 @@ from support.documents_server import DocumentsServer
 from support.loading import counts, folder, load, loader, server, write
 from support.models_server import ModelsServer, embedding, models
 from support.nodes import create, nodes, refresh
+from support.processes import wait_until
 from support.stores import Row, answer, create_store, error, fake_embedding, insert, search
 from support.vectorizers import items, run
 
@@ -1061,3 +1062,24 @@ def test_a_row_that_takes_the_key_of_another_meanwhile_has_none_of_its_nodes(
     assert refresh(store)["failed"] == 0
     assert tenant.execute("SELECT node FROM docs_slow WHERE node_number > 0").fetchall() == [("Mine.",)]
     assert TEXTS[1, 1] in nodes(store, "slow")[1, 1][0]
+
+
+def test_an_index_of_nodes_is_built_without_holding_others_up_before(db: Database, store: Connection) -> None:
+    create(store, "sentences", transform="sentence")
+    (index,) = store.execute(
+        "SELECT indexrelid::regclass::text FROM pg_index WHERE indrelid = 'docs_sentences'::regclass"
+        " AND pg_get_indexdef(indexrelid) ~ 'hnsw'"
+    ).fetchone() or ("",)
+    store.execute(f"DROP INDEX {index}; UPDATE docs SET segment = 'Coots dive.' WHERE segment_number = 2")
+    one, other = db.connect(autocommit=False), db.connect()
+    one.execute("DELETE FROM docs WHERE document_id = 2")
+    other.execute("SET lock_timeout = '5s'")
+    with ThreadPoolExecutor() as pool:
+        refreshed = pool.submit(refresh, store)
+        wait_until(lambda: other.execute("SELECT FROM pg_locks WHERE NOT granted").fetchall())
+        try:
+            other.execute("DELETE FROM docs WHERE (document_id, segment_number) = (1, 1)")
+        finally:
+            one.rollback()
+        assert refreshed.result()["parents"] == 1
+    assert store.execute("SELECT FROM pg_class WHERE relname = %s", (index,)).fetchall() == [()]
