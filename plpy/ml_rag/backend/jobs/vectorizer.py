@@ -181,11 +181,13 @@ class Vectorizer(Column):
             key=self._job["key"], store=self._job["store"],
         )  # fmt: skip
         yield from run(
-            "WITH gone AS (UPDATE ml_rag.vectorizer_error AS e SET attempts = 0"
-            " WHERE e.relation = ($1 ->> 'relation')::oid AND e.key IN ("
-            "SELECT n.key FROM ml_rag.vectorizer_error AS n WHERE n.relation = ($1 ->> 'relation')::oid AND n.key IN ("
-            "SELECT n.key FROM ml_rag.vectorizer_error AS n WHERE n.relation = ($1 ->> 'relation')::oid"
-            f" EXCEPT SELECT ml_rag._error_key({key}) FROM {table} AS t WHERE t.segment_embedding IS NULL)"
+            # the keys apart: Citus cannot read them below FOR UPDATE
+            "WITH unfit AS MATERIALIZED (SELECT n.key FROM ml_rag.vectorizer_error AS n"
+            " WHERE n.relation = ($1 ->> 'relation')::oid"
+            f" EXCEPT SELECT ml_rag._error_key({key}) FROM {table} AS t WHERE t.segment_embedding IS NULL),"
+            " gone AS (UPDATE ml_rag.vectorizer_error AS e SET attempts = 0"
+            " WHERE e.relation = ($1 ->> 'relation')::oid AND e.key IN (SELECT n.key FROM ml_rag.vectorizer_error AS n"
+            " WHERE n.relation = ($1 ->> 'relation')::oid AND n.key IN (SELECT u.key FROM unfit AS u)"
             " FOR UPDATE SKIP LOCKED) RETURNING 1) SELECT to_json(count(*)) FROM gone",
             relation=self._job["relation"],
         )
