@@ -117,7 +117,7 @@ def _choose(entries: Any) -> None:
     texts = [one.get(f"{space}val", "") for one in entries.iter(f"{space}listEntry")]
     chosen = next((one.get(f"{space}val", "") for one in entries.iter(f"{space}result", f"{space}default")), "0")
     run = next(entries.iterancestors(f"{space}r"), None)
-    if run is not None and chosen.isdigit() and int(chosen) < len(texts):
+    if run is not None and chosen.isdecimal() and int(chosen) < len(texts):
         shown = run.makeelement(f"{space}r")
         text = shown.makeelement(f"{space}t")
         text.text = texts[int(chosen)]
