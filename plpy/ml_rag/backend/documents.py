@@ -12,6 +12,7 @@ documents is none, unless the question speaks of several ("both plan documents")
 from __future__ import annotations
 
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ LONGEST_QUESTION = 4000
 #: of a longer name, which anybody may have given, the last characters are looked at
 CHARACTERS = 300
 #: names looked at between two looks at interrupts
-BATCH = 100
+BATCH = 25
 #: places of a question where a name is looked for, likewise
 PLACES = 16
 #: parts of names that are looked for among all names
@@ -112,14 +113,18 @@ class _Names:
                     self.always[squeezed].add(number)
         for text in (stem, *titles):
             parts = [
-                word.lower() for run in _WORD.findall(text) for word in ((run,) if run.islower() else _CAMEL.split(run))
+                sys.intern(word.lower())
+                for run in _WORD.findall(text)
+                for word in ((run,) if run.islower() else _CAMEL.split(run))
             ]
             if not parts:
                 continue
             squeezed = "".join(parts)
-            self.by_last[parts[-1]].append((parts, number))
+            # one for all words of a name: a million of them would take a gigabyte, and seconds without an interrupt
+            named = parts, number
+            self.by_last[parts[-1]].append(named)
             for word in set(parts):
-                self.by_any[word].append((parts, number))
+                self.by_any[word].append(named)
             if len(parts) == 1 and squeezed.isdigit():
                 continue  # the key of a row: "a jacket under 100" names no document
             where = self.always if len(parts) > 2 or (text is stem and re.search(r"\d", stem)) else self.ordinary
