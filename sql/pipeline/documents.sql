@@ -6,10 +6,12 @@ CREATE FUNCTION ml_rag._list_documents(stores ml_rag.store[], with_titles boolea
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the documents of the stores that the caller may see, as [[name, [titles]]], at most 20000; titles
 -- are that of the metadata, and the heading that the first segment stands under. first: names that come
--- before others
+-- before others, and that may be longer than 2000 characters
 -- Reads: the stores, as the caller
 DECLARE
   _most CONSTANT integer := 20000;
+  -- what anybody may have written is all in memory here
+  _longest CONSTANT integer := 2000;
   _store ml_rag.store;
   _name text;
   _documents jsonb := '[]';
@@ -25,19 +27,20 @@ BEGIN
     END IF;
     _documents := _documents || coalesce(ml_rag._read_apart(_store, format($query$
       SELECT jsonb_agg(jsonb_build_array(d.name, CASE WHEN %L::boolean THEN (
-        SELECT coalesce(jsonb_agg(left(t.title, 300) ORDER BY t.place), '[]')
-        FROM (VALUES (1, d.metadata ->> 'title'), (2, d.metadata -> 'headings' ->> -1)) AS t (place, title)
-        WHERE t.title ~ '[^[:space:]]')
+        SELECT coalesce(jsonb_agg(t.title ORDER BY t.place), '[]')
+        FROM (VALUES (1, d.title), (2, d.heading)) AS t (place, title) WHERE t.title ~ '[^[:space:]]')
         ELSE '[]' END))
-      FROM (SELECT n.name, n.metadata
-            FROM (SELECT DISTINCT ON (r.name) r.name, r.metadata
-                  FROM (SELECT %s AS name, %s AS place, %s AS metadata$query$, with_titles, _name,
+      FROM (SELECT n.name, n.title, n.heading
+            FROM (SELECT DISTINCT ON (r.name) r.name, r.title, r.heading
+                  FROM (SELECT %s AS name, %s AS place, %s$query$, with_titles, _name,
         CASE WHEN _store.segment_number IS NULL THEN '1' ELSE format('t.%I', _store.segment_number) END,
         CASE WHEN with_titles AND _store.metadata IS NOT NULL THEN
-          format('to_jsonb(t.%I)', _store.metadata) ELSE 'NULL::jsonb' END),
-      format('WHERE t.%I IS NOT NULL) AS r ORDER BY r.name, r.place) AS n'
-        ' ORDER BY n.name = ANY ($1) DESC, n.name LIMIT %s) AS d',
-        coalesce(_store.document_name, _store.segment), _most), first)::jsonb, '[]');
+          format('left(to_jsonb(t.%1$I) ->> ''title'', 300) AS title,'
+            ' left(to_jsonb(t.%1$I) -> ''headings'' ->> -1, 300) AS heading', _store.metadata)
+          ELSE 'NULL AS title, NULL AS heading' END),
+      format('WHERE t.%I IS NOT NULL) AS r WHERE length(r.name) <= %s OR r.name = ANY ($1)'
+        ' ORDER BY r.name, r.place) AS n ORDER BY n.name = ANY ($1) DESC, n.name LIMIT %s) AS d',
+        coalesce(_store.document_name, _store.segment), _longest, _most), first)::jsonb, '[]');
   END LOOP;
   RETURN _documents;
 END

@@ -253,6 +253,21 @@ def test_the_list_of_documents_waits_for_nobody_that_was_not_named(
     holder.rollback()
 
 
+def test_names_that_nobody_can_write_are_not_listed(owner: Connection, asker: Connection) -> None:
+    create_store(owner, "docs", [("a.pdf", 1, 1, "text", (1, 0, 0))])
+    # 300 MB, of which PostgreSQL keeps 3
+    owner.execute(
+        "INSERT INTO docs SELECT repeat('a', 1000000) || n, '{}', n, 1, 'text', '[1, 0, 0]'"
+        " FROM generate_series(2, 301) AS n"
+    )
+    options: dict[str, Any] = {"query_embedding": [1, 0, 0], "n_citations": 1}
+    asking = {"query_options": {"document_names": True}}
+    assert {row[2] for row in search(asker, "what does a.pdf say", options | asking)} == {"a.pdf"}
+    with warnings_of(asker) as told:
+        search(asker, "what?", options | {"document_name": ["a.pdf", "b.pdf", "a" * 1_000_000 + "2"]})
+    assert [message for _, _, message in told] == ['no document is named "b.pdf"']
+
+
 def test_json_documents_of_any_shape_are_no_titles(owner: Connection, asker: Connection) -> None:
     create_store(owner, "docs", [(f"d{i}", i, 1, "text", [1, 0, 0]) for i in range(6)])
     for i, metadata in enumerate(
