@@ -11,6 +11,8 @@ DECLARE
   _model text := coalesce(_options ->> 'model_id', ml_rag._default_model());
   _prompt_options jsonb := ml_rag._parse_prompt_options(prompt_options);
   _wanted jsonb := _prompt_options -> 'metadata';
+  -- more than the context of any model holds
+  _longest CONSTANT integer := 16000000;
   _documents jsonb;
 BEGIN
   IF coalesce(prompt, '') !~ '[^[:space:]]' THEN
@@ -23,14 +25,17 @@ BEGIN
   INTO _documents
   FROM (
     SELECT coalesce(hits[i].document_name, hits[i].vector_store) AS document_name,
-      hits[i].segment, i AS place,
+      -- whoever may write a row decides how long it is
+      left(hits[i].segment, (_longest - least(_longest,
+        sum(length(hits[i].segment)) OVER w - length(hits[i].segment)))::integer) AS segment, i AS place,
       -- null = nothing of it; of a load not what it notes for itself
       CASE WHEN jsonb_typeof(hits[i].metadata) = 'object'
+        AND sum(pg_column_size(hits[i].metadata)) OVER w <= _longest
         AND coalesce(_wanted <> 'false', hits[i].vector_store = ANY (row_stores)) THEN (
         SELECT jsonb_object_agg(m.key, m.value) FROM jsonb_each_text(hits[i].metadata) AS m
         WHERE m.value IS NOT NULL AND CASE jsonb_typeof(_wanted) WHEN 'array' THEN _wanted ? m.key
           ELSE m.key <> 'source' OR hits[i].metadata #> '{source,sha256}' IS NULL END) END AS metadata
-    FROM generate_subscripts(hits, 1) AS i
+    FROM generate_subscripts(hits, 1) AS i WINDOW w AS (ORDER BY i ROWS UNBOUNDED PRECEDING)
   ) AS h;
   IF _options ? 'context' THEN
     _documents := coalesce(_documents, '[]')

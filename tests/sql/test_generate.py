@@ -251,6 +251,20 @@ def test_json_and_texts_without_citations_keep_their_brackets(
         assert generate(cited, "q", {"context": "c"})["text"] == text
 
 
+def test_what_no_model_can_read_is_not_sent(owner: Connection, asker: Connection, local_sockets: Path) -> None:
+    create_store(owner, "docs", [("b.txt", 2, 1, "short", (1, 0, 0))])
+    owner.execute(
+        "INSERT INTO docs SELECT 'a.txt', jsonb_build_object('x', t.text), 1, 1, t.text, '[1, 0, 0]'"
+        " FROM (SELECT repeat('word ', 4000000) AS text) AS t"
+    )
+    options = {"query_embedding": [1, 0, 0], "prompt": {"metadata": True}}
+    with hostile(local_sockets, reply(completion("Yes."))) as server:
+        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+        assert answer(asker, "q", options)["text"] == "Yes."
+        documents = sent(server)["documents"]
+    assert [(len(d["text"]), d.get("metadata")) for d in documents] == [(16_000_000, None), (0, None)]
+
+
 def test_a_document_without_a_name_can_be_cited(owner: Connection, asker: Connection) -> None:
     owner.execute("CREATE TABLE t (document_name text, segment text, segment_embedding vector(3))")
     owner.execute("INSERT INTO t VALUES (NULL, 'x', '[1,0,0]')")
