@@ -13,7 +13,7 @@ from support import reference
 from support.cluster import Connection, Database
 from support.metrics import METRICS
 from support.searching import load, random_segments
-from support.stores import create_store, retrieve, search
+from support.stores import create_store, grant, mark, retrieve, search
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -123,7 +123,7 @@ def test_largest_and_smallest_numbers_do_not_overflow(owner: Connection, asker: 
 
 
 def join(connection: Connection, a: str, b: str) -> str:
-    row = connection.execute("SELECT ml_rag._join_segments(%s, %s)", (a, b)).fetchone()
+    row = connection.execute("SELECT ml_rag._joined(ARRAY[%s, %s])", (a, b)).fetchone()
     assert row is not None
     return str(row[0])
 
@@ -179,6 +179,26 @@ def test_joining_long_segments_is_quick(module_asker: Connection) -> None:
     text = "word " * 4000
     assert join(module_asker, text + "end", "word end of it").endswith("word end of it")
     module_asker.execute("RESET statement_timeout")
+
+
+def test_a_table_over_several_segments_has_its_header_once(module_asker: Connection) -> None:
+    segments = ["Rates:\n|a|b|\n|-|-|\n|1|2|", "|a|b|\n|-|-|\n|3|4|", "|a|b|\n|-|-|\n|5|6|\n", "\nThe end"]
+    row = module_asker.execute("SELECT ml_rag._joined(%s)", (segments,)).fetchone()
+    assert row == ("Rates:\n|a|b|\n|-|-|\n|1|2|\n|3|4|\n|5|6|\nThe end",)
+
+
+def test_many_segments_of_one_number_take_time_that_grows_with_them(owner: Connection, asker: Connection) -> None:
+    columns = "document_name text, segment_number integer, segment text, segment_embedding vector(3)"
+    owner.execute(f"CREATE TABLE docs (id serial PRIMARY KEY, {columns})")
+    mark(owner, "docs")
+    grant(owner, "docs")
+    owner.execute(
+        "INSERT INTO docs (document_name, segment_number, segment, segment_embedding) SELECT 'a.txt', 1, 'word ' || n"
+        " || repeat(' and more of it', 100), '[1, 0, 0]' FROM generate_series(1, 2500) AS n"
+    )
+    asker.execute("SET statement_timeout = '60s'")  # a hundredth of it; minutes where each is added to all before
+    found = retrieve(asker, (1, 0, 0), retrieval_options={"segment_overlap": 1})["citations"]
+    assert len(found[0]["segment"]) > 2500 * 1400
 
 
 def test_a_store_without_numbers_is_left_as_it_is(owner: Connection, asker: Connection) -> None:

@@ -159,7 +159,7 @@ range AS (
   GROUP BY store, document_key, island
 ),
 widened AS (
-  SELECT best, ml_rag._joined(segment ORDER BY segment_number) AS segment, min(segment_number) AS first_segment, max(segment_number) AS last_segment FROM (
+  SELECT best, ml_rag._joined(array_agg(segment ORDER BY segment_number)) AS segment, min(segment_number) AS first_segment, max(segment_number) AS last_segment FROM (
     SELECT r.best, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment
     FROM range AS r JOIN public.handbook AS t ON r.store = 1 AND t."document_id" = r.document_key::bigint AND t."segment_number" BETWEEN r.first AND r.last
     WHERE t."segment" IS NOT NULL) AS n
@@ -416,7 +416,7 @@ range AS (
   GROUP BY store, document_key, island
 ),
 widened AS (
-  SELECT best, ml_rag._joined(segment ORDER BY segment_number) AS segment, min(segment_number) AS first_segment, max(segment_number) AS last_segment FROM (
+  SELECT best, ml_rag._joined(array_agg(segment ORDER BY segment_number)) AS segment, min(segment_number) AS first_segment, max(segment_number) AS last_segment FROM (
     SELECT r.best, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment
     FROM range AS r JOIN public.handbook AS t ON r.store = 1 AND t."document_id" = r.document_key::bigint AND t."segment_number" BETWEEN r.first AND r.last
     WHERE t."segment" IS NOT NULL) AS n
@@ -731,7 +731,7 @@ range AS (
   GROUP BY store, document_key, island
 ),
 widened AS (
-  SELECT best, ml_rag._joined(segment ORDER BY segment_number) AS segment, min(segment_number) AS first_segment, max(segment_number) AS last_segment FROM (
+  SELECT best, ml_rag._joined(array_agg(segment ORDER BY segment_number)) AS segment, min(segment_number) AS first_segment, max(segment_number) AS last_segment FROM (
     SELECT r.best, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment
     FROM range AS r JOIN public.handbook AS t ON r.store = 1 AND t."document_id" = r.document_key::bigint AND t."segment_number" BETWEEN r.first AND r.last
     WHERE t."segment" IS NOT NULL

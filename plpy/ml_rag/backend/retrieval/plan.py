@@ -289,7 +289,7 @@ class _Plan:
             )
 
         return (
-            "SELECT best, ml_rag._joined(segment ORDER BY segment_number) AS segment,"
+            "SELECT best, ml_rag._joined(array_agg(segment ORDER BY segment_number)) AS segment,"
             " min(segment_number) AS first_segment, max(segment_number) AS last_segment FROM (\n"
             f"    {joined([texts(i, source) for i, source in self._widened_stores()])}) AS n\n"
             "  GROUP BY best"
