@@ -1,10 +1,18 @@
 -- summarize: whole documents: their segments in document order (backend/answer.py writes their summary).
 
+CREATE FUNCTION ml_rag._read_bytes(segment text, names text, metadata jsonb) RETURNS bigint
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+-- purpose: what a segment counts of those that are read at once; of what comes with its text a quarter
+BEGIN
+  RETURN octet_length(segment) + (octet_length(names) + coalesce(octet_length(metadata::text), 0)) / 4;
+END
+$$;
+
 CREATE FUNCTION ml_rag._segments_of(store ml_rag.store, options jsonb, most integer, longest bigint)
 RETURNS ml_rag.hit[]
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the segments of one store that the options leave, by document and number, until there are more
--- than most, or they have more than longest bytes together
+-- than most, or they have more than longest bytes together, as _read_bytes counts them
 -- Reads: the store, as the caller
 DECLARE
   _filter record := ml_rag.filter(store, options);
@@ -14,30 +22,33 @@ DECLARE
   _hit ml_rag.hit;
   _hits ml_rag.hit[] := '{}';
   _n integer := 0;
-  _bytes bigint := 0;
 BEGIN
   -- row by row, so that no more than that is in memory
   FOR _hit IN EXECUTE format(
     'SELECT %L::text, s.name, %s, %s, s.number, s.segment, NULL::numeric, s.metadata, NULL::float8, '
     'NULL::float8, NULL::float8, '
-    'NULL::text, NULL::bigint, NULL::bigint FROM (SELECT %s AS name, %s AS id, %s::bigint AS number, '
-    't.%I::text AS segment, '
-    '%s AS metadata FROM %s AS t WHERE t.%I IS NOT NULL%s ORDER BY (%s) COLLATE "C", %s, %s LIMIT $2) AS s',
+    'NULL::text, NULL::bigint, NULL::bigint '
+    -- metadata that was compressed is not unpacked before the sort, and no row after too many
+    'FROM (SELECT s.*, sum(ml_rag._read_bytes(s.segment, concat(s.name, s.id), s.metadata)) OVER ('
+    'ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before '
+    'FROM (SELECT s.name, s.id, s.number, s.segment, to_jsonb(s.metadata) AS metadata '
+    'FROM (SELECT %s AS name, %s AS id, %s::bigint AS number, t.%I::text AS segment, %s AS metadata '
+    'FROM %s AS t WHERE t.%I IS NOT NULL%s ORDER BY (%s) COLLATE "C", %s, %s LIMIT $2) AS s '
+    'OFFSET 0) AS s) AS s '
+    'WHERE coalesce(s.before, 0) <= $4',
     store.vector_store, CASE WHEN _has_integer_id THEN 's.id::bigint' ELSE 'NULL::bigint' END,
     CASE WHEN store.document_id IS NULL THEN 's.name' ELSE 's.id::text' END, _name, _id,
     CASE WHEN store.segment_number IS NULL THEN 'NULL' ELSE format('t.%I', store.segment_number) END,
     store.segment,
-    CASE WHEN store.metadata IS NULL THEN 'NULL::jsonb' ELSE format('to_jsonb(t.%I)', store.metadata) END,
+    CASE WHEN store.metadata IS NULL THEN 'NULL::jsonb' ELSE format('t.%I', store.metadata) END,
     ml_rag._rows_of(store), store.segment, _filter.condition, _name,
     CASE WHEN _has_integer_id THEN _id ELSE format('(%s)::text COLLATE "C"', _id) END,
     CASE WHEN store.segment_number IS NULL THEN 'NULL::bigint'
       ELSE format('(t.%I)::bigint', store.segment_number) END)
-    USING NULL::text, most + 1, _filter.arguments
+    USING NULL::text, most + 1, _filter.arguments, longest
   LOOP
     _n := _n + 1;
     _hits[_n] := _hit;
-    _bytes := _bytes + octet_length(_hit.segment);
-    EXIT WHEN _bytes > longest;
   END LOOP;
   RETURN _hits;
 END
@@ -90,10 +101,12 @@ BEGIN
       _failures := _failures || coalesce(_failure,
         ml_rag._failure(_store.vector_store, SQLSTATE, SQLERRM, _detail, _hint));
     END;
-    IF cardinality(hits) > _most OR (SELECT sum(octet_length(h.segment))
+    IF cardinality(hits) > _most OR (
+      SELECT sum(ml_rag._read_bytes(h.segment, concat(h.document_name, h.document_key), h.metadata))
       FROM unnest(hits) AS h) > _longest THEN
       RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = 'the documents are too long to be read as a whole',
-        DETAIL = format('At most %s segments of %s bytes together can be summarized.', _most, _longest),
+        DETAIL = format('At most %s segments of %s bytes together can be summarized; of metadata and names '
+          'a quarter counts.', _most, _longest),
         HINT = 'Name fewer documents in "document_name", or leave segments out with "filters".';
     END IF;
   END LOOP;

@@ -151,6 +151,20 @@ def test_documents_that_are_too_long_are_an_error(owner: Connection, asker: Conn
     assert len(search(asker, "Summarize it", {"document_name": [PLAN]})) == 10000
 
 
+def test_what_comes_with_the_texts_is_not_unbounded_in_memory(owner: Connection, asker: Connection) -> None:
+    create_store(owner, "docs")
+    # 200 MB, of which PostgreSQL keeps 2
+    owner.execute(
+        "INSERT INTO docs SELECT %s, jsonb_build_object('x', repeat('x', 1000000)), 1, n, 'text', '[1,0,0]'"
+        " FROM generate_series(1, 200) AS n",
+        (PLAN,),
+    )
+    with error("54000", "16000000"):
+        search(asker, "Summarize it", {"document_name": [PLAN]})
+    owner.execute("DELETE FROM docs WHERE segment_number > 63")
+    assert len(search(asker, "Summarize it", {"document_name": [PLAN]})) == 63
+
+
 def test_row_level_security_holds(owner: Connection, asker: Connection) -> None:
     create_store(owner, "docs", [(PLAN, 1, n, f"segment {n}", [1, 0, 0]) for n in range(1, 7)])
     owner.execute(
