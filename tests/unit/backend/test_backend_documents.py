@@ -9,7 +9,7 @@ import tracemalloc
 
 import pytest
 
-from ml_rag.backend.documents import CHARACTERS, LONGEST_NAME, LONGEST_QUESTION, _Names, named
+from ml_rag.backend.documents import BATCH, CHARACTERS, LONGEST_NAME, LONGEST_QUESTION, _Names, named
 from support.shared_data import SHARED, shared
 
 DOCUMENTS = [
@@ -140,7 +140,7 @@ def test_many_documents_are_looked_through_with_interrupts() -> None:
     looked: list[int] = []
     found = named("what is in FILE 4321.pdf?", [(n, []) for n in names], lambda: looked.append(1))
     assert found.names == [names[4321]]
-    assert len(looked) == 50 + 6
+    assert len(looked) == 5000 // BATCH + 6
 
 
 def test_a_name_without_end_costs_no_more_than_others() -> None:
