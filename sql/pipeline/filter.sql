@@ -59,8 +59,8 @@ $$;
 
 CREATE FUNCTION ml_rag._metadata_types(store ml_rag.store, n integer) RETURNS TABLE (key text, type text)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 20 AS $$
--- purpose: the keys in the metadata of the first n rows and the JSON types of their values; of lists those of
--- the elements
+-- purpose: the keys in the metadata of the first n rows, at most 10 000, and the JSON types of their values;
+-- of lists those of the elements
 -- No row if the metadata is not jsonb of a table, or cannot be read: it is looked at for hints alone, which
 -- end no call, whatever the server of a shard says.
 -- Reads: the store, as the caller
@@ -81,7 +81,7 @@ BEGIN
       SELECT DISTINCT k.key,
         jsonb_typeof(CASE jsonb_typeof(k.value) WHEN 'array' THEN k.value -> 0 ELSE k.value END)
       FROM (SELECT t.%I AS document FROM %s AS t LIMIT $1) AS s
-      CROSS JOIN jsonb_each(CASE jsonb_typeof(s.document) WHEN 'object' THEN s.document END) AS k
+      CROSS JOIN jsonb_each(CASE jsonb_typeof(s.document) WHEN 'object' THEN s.document END) AS k LIMIT 10000
       $query$, store.metadata, ml_rag._relation_name(store.relation));
     RETURN QUERY EXECUTE _statement USING n;
     PERFORM set_config('lock_timeout', _former_wait, true) WHERE _former_wait IS NOT NULL;
@@ -99,9 +99,16 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the key that one that is not there may have been meant for; null = none is spelt almost so
 BEGIN
   RETURN (
-    SELECT n FROM unnest(keys) AS n, ml_rag._distance_of_words(lower(key), lower(n)) AS d
-    WHERE d <= least(2, (length(n) - 1) / 2) OR length(key) > 2 AND starts_with(lower(n), lower(key))
-    ORDER BY d, n LIMIT 1);
+    SELECT c.n FROM (
+      -- letters that the other one lacks cost a change each; what is left takes a while for each
+      SELECT k.n
+      FROM (SELECT n, lower(left(n, 40)) AS a, lower(left(key, 40)) AS b FROM unnest(keys) AS n) AS k
+      WHERE length(key) > 2 AND starts_with(lower(k.n), lower(key)) OR abs(length(k.a) - length(k.b)) <= 2
+        AND length(translate(k.a, k.b, '')) <= 2 AND length(translate(k.b, k.a, '')) <= 2
+      LIMIT 500
+    ) AS c, ml_rag._distance_of_words(lower(key), lower(c.n)) AS d
+    WHERE d <= least(2, (length(c.n) - 1) / 2) OR length(key) > 2 AND starts_with(lower(c.n), lower(key))
+    ORDER BY d, c.n LIMIT 1);
 END
 $$;
 

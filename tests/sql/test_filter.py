@@ -539,6 +539,18 @@ def test_a_misspelt_key_that_leaves_nothing_is_told(
     assert str(caught.hint).startswith(hint)
 
 
+def test_very_many_keys_hold_up_no_hint(owner: Connection, asker: Connection) -> None:
+    create_store(owner, rows=[("a", 1, 1, "text", (1, 0, 0))])
+    owner.execute(
+        "INSERT INTO docs SELECT 'a', (SELECT jsonb_object_agg(md5(format('%s %s', n, k)), 1)"
+        " FROM generate_series(1, 3000) AS k), 1, n, 'text', '[1, 0, 0]' FROM generate_series(2, 100) AS n"
+    )
+    asker.execute("SET statement_timeout = '60s'")  # some seconds; minutes where each is compared letter by letter
+    filters = {"0123456789abcdef0123456789abcdef": 1}
+    with error("P0002", "No row passed the filters"):
+        search(asker, "q", {"query_embedding": [1, 0, 0], "filters": filters})
+
+
 def test_a_key_of_the_metadata_within_it_is_told(owner: Connection, asker: Connection) -> None:
     create_store(owner, rows=[("a", 1, 1, "text", (1, 0, 0))])
     with error("22023", 'unknown operator "kind"') as caught:
