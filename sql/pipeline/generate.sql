@@ -24,18 +24,19 @@ BEGIN
       ORDER BY h.place))
   INTO _documents
   FROM (
-    SELECT coalesce(hits[i].document_name, hits[i].vector_store) AS document_name,
+    -- hits stand here once: each mention of them is a copy in the plan
+    SELECT coalesce(g.document_name, g.vector_store) AS document_name,
       -- whoever may write a row decides how long it is
-      left(hits[i].segment, (_longest - least(_longest,
-        sum(length(hits[i].segment)) OVER w - length(hits[i].segment)))::integer) AS segment, i AS place,
+      left(g.segment, (_longest
+        - least(_longest, sum(length(g.segment)) OVER w - length(g.segment)))::integer) AS segment,
+      g.ordinality AS place,
       -- null = nothing of it; of a load not what it notes for itself
-      CASE WHEN jsonb_typeof(hits[i].metadata) = 'object'
-        AND sum(pg_column_size(hits[i].metadata)) OVER w <= _longest
-        AND coalesce(_wanted <> 'false', hits[i].vector_store = ANY (row_stores)) THEN (
-        SELECT jsonb_object_agg(m.key, m.value) FROM jsonb_each_text(hits[i].metadata) AS m
+      CASE WHEN jsonb_typeof(g.metadata) = 'object' AND sum(pg_column_size(g.metadata)) OVER w <= _longest
+        AND coalesce(_wanted <> 'false', g.vector_store = ANY (row_stores)) THEN (
+        SELECT jsonb_object_agg(m.key, m.value) FROM jsonb_each_text(g.metadata) AS m
         WHERE m.value IS NOT NULL AND CASE jsonb_typeof(_wanted) WHEN 'array' THEN _wanted ? m.key
-          ELSE m.key <> 'source' OR hits[i].metadata #> '{source,sha256}' IS NULL END) END AS metadata
-    FROM generate_subscripts(hits, 1) AS i WINDOW w AS (ORDER BY i ROWS UNBOUNDED PRECEDING)
+          ELSE m.key <> 'source' OR g.metadata #> '{source,sha256}' IS NULL END) END AS metadata
+    FROM unnest(hits) WITH ORDINALITY AS g WINDOW w AS (ORDER BY g.ordinality ROWS UNBOUNDED PRECEDING)
   ) AS h;
   IF _options ? 'context' THEN
     _documents := coalesce(_documents, '[]')
