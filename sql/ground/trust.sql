@@ -76,11 +76,12 @@ $$;
 
 CREATE FUNCTION ml_rag._read_with(relation oid) RETURNS oid[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: a relation and all whose code can run when it is read: its parts, what a view reads, and their
--- parts
+-- purpose: a relation and all whose code can run when it is read: its parts, what a view or a policy reads,
+-- and their parts
 -- Functions that run for a view or a policy are a matter of whoever wrote that.  Reads: the catalog
 BEGIN
-  IF (SELECT c.relkind <> 'v' AND NOT c.relhassubclass FROM pg_class AS c WHERE c.oid = relation) THEN
+  IF (SELECT c.relkind <> 'v' AND NOT c.relhassubclass AND NOT c.relrowsecurity FROM pg_class AS c
+    WHERE c.oid = relation) THEN
     RETURN ARRAY[relation];
   END IF;
   RETURN ARRAY(
@@ -90,7 +91,10 @@ BEGIN
         SELECT i.inhrelid FROM pg_inherits AS i WHERE i.inhparent = p.oid
         UNION ALL SELECT d.refobjid FROM pg_rewrite AS w
           JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = w.oid
-        WHERE w.ev_class = p.oid AND w.ev_type = '1' AND d.refclassid = 'pg_class'::regclass) AS r (oid)
+        WHERE w.ev_class = p.oid AND w.ev_type = '1' AND d.refclassid = 'pg_class'::regclass
+        UNION ALL SELECT d.refobjid FROM pg_class AS c JOIN pg_policy AS y ON y.polrelid = c.oid
+          JOIN pg_depend AS d ON d.classid = 'pg_policy'::regclass AND d.objid = y.oid
+        WHERE c.oid = p.oid AND c.relrowsecurity AND d.refclassid = 'pg_class'::regclass) AS r (oid)
     )
     SELECT p.oid FROM part AS p);
 END
@@ -231,12 +235,15 @@ CREATE FUNCTION ml_rag._hold_trusted(relations oid[]) RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: whether relations may be touched unasked; if so they stay as they are until the end of the
 -- transaction
--- Those that are not trusted are not waited for. While others were, they may have been given away.
+-- Those that are not trusted are not waited for. While others were, they may have been given away. What a
+-- view or a policy reads in a schema that the caller may not use cannot be named, and is held with these.
 BEGIN
   IF NOT ml_rag._are_trusted(relations) THEN
     RETURN false;
   END IF;
-  PERFORM ml_rag._hold(relations);
+  PERFORM ml_rag._hold(ARRAY(
+    SELECT r.oid FROM unnest(relations) WITH ORDINALITY AS r (oid, place) JOIN pg_class AS c ON c.oid = r.oid
+    WHERE has_schema_privilege(c.relnamespace, 'USAGE') ORDER BY r.place));
   RETURN ml_rag._are_trusted(relations);
 END
 $$;

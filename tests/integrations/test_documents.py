@@ -16,7 +16,7 @@ from ml_rag.integrations.database import Reader
 from support.cluster import Connection, Database
 from support.exchange import exchange
 from support.forward import by_tcp
-from support.stores import create_store, fake_embedding
+from support.stores import create_store, fake_embedding, mark
 
 WANTED = {"document": "d", "first": 0, "most": 10, "characters": 1000}
 
@@ -45,6 +45,18 @@ async def test_documents_are_read_of_stores_of_trusted_owners(db: Database, evil
         assert [row["segment"] for row in rows] == ["planted"]
     finally:
         owner.execute(sql.SQL("REVOKE ml_rag_publisher FROM {}").format(tenant))
+
+
+async def test_what_a_view_reads_may_be_in_a_schema_that_its_readers_may_not_use(db: Database, asker_dsn: str) -> None:
+    owner = db.connect()
+    owner.execute("CREATE SCHEMA private")
+    create_store(owner, "private.notes", [("d", 1, 1, "the plan", fake_embedding("the plan"))], "vector(16)")
+    owner.execute("CREATE VIEW notes AS SELECT * FROM private.notes; GRANT SELECT ON notes TO PUBLIC")
+    mark(owner, "public.notes")
+    reader = Reader(asker_dsn, name="test", connections=1)
+    async with reader.opened():
+        _, _, rows = await documents.read(reader, "public.notes", WANTED)
+        assert [row["segment"] for row in rows] == ["the plan"]
 
 
 async def test_no_operator_of_another_role_runs(db: Database, tenant: Connection, asker_dsn: str) -> None:
