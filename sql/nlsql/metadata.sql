@@ -84,7 +84,7 @@ WITH askable AS MATERIALIZED (
     AND ($2 && ARRAY[concat(n.nspname, '.', c.relname), format('%I.%I', n.nspname, c.relname)]
       OR (c.relowner = ANY (_owners) OR $1 IS NOT NULL AND c.relowner = n.nspowner)
         AND ($1 IS NOT NULL OR n.nspowner = ANY (_owners))
-        AND CASE WHEN c.relkind = 'v' OR c.relhassubclass THEN NOT EXISTS (
+        AND CASE WHEN c.relkind = 'v' OR c.relhassubclass OR c.relrowsecurity THEN NOT EXISTS (
           SELECT FROM unnest(ml_rag._read_with(c.oid)) AS r (oid) JOIN pg_class AS w ON w.oid = r.oid
           JOIN pg_namespace AS s ON s.oid = w.relnamespace
           CROSS JOIN LATERAL unnest(ARRAY[w.relowner, s.nspowner]) AS o (owner)

@@ -80,7 +80,7 @@ BEGIN
   SELECT g.* INTO _group FROM ml_rag._node_groups(store.relation) AS g WHERE g.name = arm.node_group;
   IF NOT FOUND OR NOT has_table_privilege(_group.relation, 'SELECT')
     OR (SELECT c.relhassubclass FROM pg_class AS c WHERE c.oid = _group.relation)
-    OR store.found = 'trusted' AND NOT ml_rag._are_trusted(ml_rag._parts(_group.relation))
+    OR store.found = 'trusted' AND NOT ml_rag._are_trusted(ml_rag._read_with(_group.relation))
     OR (arm.search = 'semantic' OR arm.form LIKE 'vector%')
     AND _group.options ->> 'embed_model_id' IS NULL THEN
     RETURN NULL;
@@ -163,7 +163,7 @@ BEGIN
         PERFORM ml_rag._hold(ml_rag._node_tables(_one.relation));
         _is_held := true;
       ELSE
-        _is_held := ml_rag._hold_trusted(ml_rag._node_tables(_one.relation));
+        _is_held := ml_rag._hold_trusted(ml_rag._node_tables(_one.relation) || ml_rag._read_with(_one.nodes));
       END IF;
       PERFORM set_config('lock_timeout', _former_wait, true);
       CONTINUE WHEN NOT _is_held;

@@ -329,9 +329,11 @@ CREATE TABLE shop.parent (id integer, place text) PARTITION BY LIST (id);
 CREATE TABLE shop.part PARTITION OF shop.parent FOR VALUES IN (1);
 CREATE TABLE shop.kin (id integer); CREATE TABLE shop.child () INHERITS (shop.kin);
 CREATE VIEW shop.seen AS SELECT id FROM planted.watched; CREATE VIEW shop.seen_again AS SELECT id FROM shop.seen;
-CREATE TABLE planted.inside (id integer);
+CREATE TABLE planted.inside (id integer); CREATE TABLE shop.guarded AS SELECT 1 AS id;
+ALTER TABLE shop.guarded ENABLE ROW LEVEL SECURITY;
+CREATE POLICY p ON shop.guarded USING (id IN (SELECT w.id FROM planted.watched AS w));
 ALTER TABLE shop.part OWNER TO {0}; ALTER TABLE shop.child OWNER TO {0};
-GRANT SELECT ON shop.parent, shop.kin, shop.seen, shop.seen_again, planted.inside TO ml_rag_user;
+GRANT SELECT ON shop.parent, shop.kin, shop.seen, shop.seen_again, shop.guarded, planted.inside TO ml_rag_user;
 """
 
 
@@ -347,7 +349,7 @@ def test_what_is_read_with_a_table_is_of_trusted_owners_too(
         "CREATE OR REPLACE FUNCTION planted.holds(integer) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS"
         " 'BEGIN RETURN planted.alarm() = 1; END'"
     )
-    tables = ["shop.parent", "shop.kin", "shop.seen", "shop.seen_again", "planted.inside"]
+    tables = ["shop.parent", "shop.kin", "shop.seen", "shop.seen_again", "shop.guarded", "planted.inside"]
     try:
         for table in tables:
             model.writes(f"SELECT id FROM {table} WHERE id = 1")
@@ -361,11 +363,12 @@ def test_what_is_read_with_a_table_is_of_trusted_owners_too(
                 assert locks(victim) is None
             # whoever names it asks for it
             assert ask(victim, use_retry=False, tables=[table])["is_sql_valid"]
-            assert bool(locks(victim)) == (table != "planted.inside")
+            is_passed = table == "shop.guarded" and victim.info.parameter_status("is_superuser") == "on"
+            assert bool(locks(victim)) == (table != "planted.inside" and not is_passed)
             victim.execute("SELECT 1 FROM pg_advisory_unlock_all()")
     finally:
         owner.execute("DROP VIEW shop.seen_again, shop.seen; DROP TABLE shop.parent, shop.kin, planted.inside CASCADE")
-        owner.execute("DROP FUNCTION planted.holds")
+        owner.execute("DROP TABLE shop.guarded; DROP FUNCTION planted.holds")
 
 
 def test_comments_and_values_are_only_data_to_the_decision(model: SqlModel, victim: Connection) -> None:

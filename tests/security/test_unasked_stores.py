@@ -693,6 +693,10 @@ MIXED: dict[str, str] = {
         "CREATE VIEW between AS SELECT * FROM good UNION ALL SELECT *, 'law' FROM parent;"
         "CREATE VIEW mixed AS SELECT * FROM between"
     ),
+    "a policy": (
+        "CREATE TABLE mixed AS SELECT * FROM evil.kb; ALTER TABLE mixed ENABLE ROW LEVEL SECURITY;"
+        "CREATE POLICY own ON mixed USING (EXISTS (SELECT FROM evil.kb AS k WHERE k.document_id = mixed.document_id))"
+    ),
 }
 
 

@@ -124,8 +124,7 @@ _NAME = "(pg_identify_object('pg_class'::regclass, c.oid, 0)).identity"
 #: what VACUUM changes in place, names that statements find them and their types by, and what the caller may do
 _VERSIONS = f"""SELECT c.oid::int8 AS relation, c.relowner::int8 AS owner, n.nspowner::int8 AS schema_owner,
   pg_get_userbyid(c.relowner) = current_user AS is_own, pg_get_userbyid(n.nspowner) = current_user AS is_own_schema,
-  c.relkind = 'v' OR c.relhassubclass
-    OR CASE WHEN c.relrowsecurity THEN cardinality(ml_rag._left_behind(c.oid)) > 0 ELSE false END AS has_parts,
+  c.relkind = 'v' OR c.relhassubclass OR c.relrowsecurity AS has_parts,
   (SELECT v.value FROM ml_rag.setting_value AS v WHERE v.name = 'searched_owners') AS searched_owners,
   concat(c.ctid, c.xmin, n.ctid, n.xmin, {_NAME}, c.reltuples BETWEEN 0 AND 20000, row_security_active(c.oid),
     has_table_privilege(c.oid, 'SELECT'), to_regclass('pg_catalog.pg_dist_partition') IS NULL, (
