@@ -31,7 +31,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- for
 -- Whoever wants the table queues behind a lock that is waited for: so each wait is short at first, and at
 -- most longest seconds, and in between the others are let through. The caller's own lock_timeout ends the
--- waiting.
+-- waiting, and so does a deadlock that lasts.  Errors: 40P01, 42P01, 55P03
 DECLARE
   _lock_timeout text := current_setting('lock_timeout');
   _most numeric := nullif(extract(epoch FROM _lock_timeout::interval), 0);
@@ -48,8 +48,19 @@ BEGIN
       PERFORM ml_rag._check_name(_name, store);
       PERFORM set_config('lock_timeout', _lock_timeout, true);
       RETURN;
-    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+    EXCEPTION WHEN lock_not_available THEN
       NULL;
+    WHEN deadlock_detected THEN
+      -- who has read the table and waits to write, for a lock that is held already, waits until this ends
+      IF _attempt > 4 AND EXISTS (SELECT FROM pg_locks AS l
+        WHERE l.locktype = 'relation' AND l.relation = store AND l.granted AND l.pid = pg_backend_pid()
+          AND l.mode <> 'AccessShareLock'
+          AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())) THEN
+        RAISE EXCEPTION USING ERRCODE = '40P01', MESSAGE = format('could not lock table "%s"', store),
+          DETAIL = 'A transaction that has read it waits to write to it, which is not possible before this '
+            'one ends.',
+          HINT = 'Call it again, at a time when nobody writes to the table.';
+      END IF;
     END;
     _wait := least(longest, 0.1 * 2 ^ least(_attempt, 20),
       _most - extract(epoch FROM clock_timestamp() - _began));

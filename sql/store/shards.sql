@@ -387,8 +387,8 @@ searches the shard with a user mapping of their own. For the owner of the store.
 ml_rag.option WHERE routine = 'attach_shard'. Returns the foreign table. Errors: 22023 bad option or server;
 25006; 42704 no such partition or server; 42P01; 42501; 55000 the shard differs from the store, has rows of
 its own, or is a shard of the store already, or the store can have none, or at another isolation level than
-READ COMMITTED, or in a transaction that has used a shard on one of the servers; 55P03 lock_timeout; those
-of postgres_fdw.$$;
+READ COMMITTED, or in a transaction that has used a shard on one of the servers; 55P03 lock_timeout; 40P01 a
+transaction has read the store, and waits to write to it; those of postgres_fdw.$$;
 
 CREATE FUNCTION ml_rag.detach_shard(store regclass, partition integer) RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$

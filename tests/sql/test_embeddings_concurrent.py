@@ -78,6 +78,20 @@ def test_who_reads_and_goes_on_to_write_is_in_no_deadlock_with_it(db: Database, 
     assert_embedded(store)
 
 
+def test_a_deadlock_with_who_has_read_and_waits_to_write_ends(db: Database, store: Connection) -> None:
+    """Of a call that keeps writers out first, and then readers, as that which moves a partition to a shard."""
+    watcher, writer = db.connect(), db.connect(autocommit=False)
+    with error("40P01", 'could not lock table "docs"', ours=False), store.transaction():
+        store.execute("LOCK TABLE docs IN SHARE ROW EXCLUSIVE MODE")
+        writer.execute("SELECT count(*) FROM docs")
+        writing = Background(lambda: writer.execute("UPDATE docs SET segment = 'red hut' WHERE document_id = 1"))
+        waiting = "SELECT FROM pg_locks WHERE relation = 'docs'::regclass AND NOT granted"
+        wait_until(lambda: watcher.execute(waiting).fetchall())
+        store.execute("SELECT ml_rag._lock_table('docs', 'ACCESS EXCLUSIVE')")
+    writing.result()
+    writer.commit()
+
+
 def test_the_callers_lock_timeout_ends_the_waiting(db: Database, store: Connection) -> None:
     reader = db.connect(autocommit=False)
     pid = str(reader.info.backend_pid)
