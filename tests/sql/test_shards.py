@@ -440,6 +440,21 @@ def test_rows_that_are_written_while_a_partition_waits_to_be_moved_move_too(
     move(lambda: stores.execute("SELECT ml_rag.detach_shard('four', 0)"))
 
 
+@pytest.mark.parametrize("call", ["words", "hybrid", "filters", "meaning"])
+def test_a_search_that_waits_while_a_partition_comes_back_finds_its_rows(
+    db: Database, sharded: Connection, owner: Connection, call: str
+) -> None:
+    options = {"vector_store": ["public.four"], "skip_generate": True, **CALLS[call], "n_citations": 100}
+    asker = db.connect("asker")
+    expected = answer(asker, "birch", options)["citations"]
+    with sharded.transaction():
+        sharded.execute("SELECT ml_rag.detach_shard('four', 0)")
+        asking = Background(lambda: answer(asker, "birch", options)["citations"])
+        waiting = "SELECT FROM pg_locks WHERE NOT granted AND pid = %s"
+        wait_until(lambda: asking.ended or rows(owner, waiting, asker.info.backend_pid) != [])
+    assert asking.result() == expected
+
+
 def test_what_is_moved_away_from_a_server_stays_there(sharded: Connection, shard: list[Shard]) -> None:
     """That server commits first: a crash between both would lose what is deleted there."""
     expected = rows(sharded, "SELECT count(*) FROM four")

@@ -113,6 +113,10 @@ class Finder:
         embeds = vector is None and request.needs_embedding
         if embeds or any(store.found == "trusted" and (store.is_shared or not store.is_table) for store in stores):
             stores = self._hold(request, stores)
+        else:  # what it waits for now is seen at the moment that all is looked at
+            for store in stores:
+                if not store.is_table:
+                    _run(self._plpy, "hold partitioned", store.relation)
         enter = functools.partial(self._trace.enter, "embed")
         made = vectors.make(self._plpy, request, question, stores, vector, enter)
         self._trace.step("embed")
