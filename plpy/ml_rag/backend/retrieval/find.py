@@ -13,7 +13,7 @@ from ml_rag.backend.retrieval import explain, filters, reasons, vectors
 from ml_rag.backend.retrieval import stores as discovery
 from ml_rag.backend.retrieval.functions import FunctionFailed
 from ml_rag.backend.retrieval.request import AskedArm, Request
-from ml_rag.backend.retrieval.search import BrokenIndex, Context, NoIndex, Search
+from ml_rag.backend.retrieval.search import BrokenIndex, Context, NoIndex, Search, hold
 from ml_rag.backend.retrieval.shape import GIVEN, Arm, Source, Words
 from ml_rag.backend.retrieval.shards import Silent
 from ml_rag.backend.retrieval.stores import Store, record
@@ -34,10 +34,6 @@ _run = Statements(
         ),
         "warn": ("SELECT ml_rag._warn_of_failures(ARRAY(SELECT f FROM jsonb_array_elements($1) AS f))", "jsonb"),
         "name": ("SELECT ml_rag._relation_name($1)", "oid"),
-        "hold partitioned": (
-            "SELECT ml_rag._hold(ARRAY[c.oid]) FROM pg_class AS c WHERE c.oid = $1 AND c.relkind = 'p'",
-            "oid",
-        ),
         "hold": ("SELECT ml_rag._hold(ml_rag._node_tables($1))", "oid"),
         "lock_timeout": ("SELECT set_config('lock_timeout', $1, true)", "text"),
         "short wait": ("SELECT ml_rag._limit_wait(1000) AS former",),
@@ -113,10 +109,9 @@ class Finder:
         embeds = vector is None and request.needs_embedding
         if embeds or any(store.found == "trusted" and (store.is_shared or not store.is_table) for store in stores):
             stores = self._hold(request, stores)
-        else:  # what it waits for now is seen at the moment that all is looked at
+        else:
             for store in stores:
-                if not store.is_table:
-                    _run(self._plpy, "hold partitioned", store.relation)
+                hold(self._plpy, store)
         enter = functools.partial(self._trace.enter, "embed")
         made = vectors.make(self._plpy, request, question, stores, vector, enter)
         self._trace.step("embed")
@@ -247,7 +242,7 @@ class Finder:
         for store in stores:
             try:
                 if not store.is_table or any(arm.node_group for arm in request.arms):
-                    _run(self._plpy, "hold partitioned", store.relation)  # no partition comes or goes from here on
+                    hold(self._plpy, store)
                     _run(self._plpy, "hold", store.relation)
                 else:
                     self._plpy.prepare(f"SELECT FROM ONLY {store.table}")

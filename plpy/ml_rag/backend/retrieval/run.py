@@ -16,7 +16,7 @@ from ml_rag.backend.retrieval import stores as discovery
 from ml_rag.backend.retrieval.arms import KEYWORD, SEMANTIC
 from ml_rag.backend.retrieval.find import STORES, Failed, Finder, Found, ends
 from ml_rag.backend.retrieval.request import FILTERS, Request
-from ml_rag.backend.retrieval.search import Context, Search, Session
+from ml_rag.backend.retrieval.search import Context, Search, Session, hold
 from ml_rag.backend.retrieval.shards import Silent
 from ml_rag.backend.retrieval.stores import Embedding, Store
 from ml_rag.backend.retrieval.trace import Trace
@@ -284,6 +284,7 @@ class Retrieval:
             source = search.add(search.source(store), 1, 1)
             return search.run([source])
 
+        hold(self._plpy, store)
         row, sources = rights.at_one_moment(self._plpy, find)
         found = Found(row, sources, search, self._context.settings)
         facts = None

@@ -89,7 +89,7 @@ _run = Statements(
             " FROM (SELECT jsonb_populate_record(NULL::ml_rag.store, $1) AS store) AS s OFFSET 0) AS p",
             "jsonb",
         ),
-        "hold": ("SELECT ml_rag._hold(ARRAY[$1])", "oid"),
+        "hold": ("SELECT ml_rag._hold(ARRAY[c.oid]) FROM pg_class AS c WHERE c.oid = $1 AND c.relkind = 'p'", "oid"),
         "nodes": (
             "SELECT to_jsonb(ml_rag._nodes(s.store, jsonb_populate_record(NULL::ml_rag.arm, $2)))::text AS store,"
             " (SELECT to_jsonb(g)::text FROM ml_rag._node_groups((s.store).relation) AS g WHERE g.name = $3) AS own,"
@@ -124,6 +124,15 @@ class Context:
         self.plpy, self.schema, self.session, self.keyword = plpy, schema, session, keyword
         #: as the function that runs this begins
         self.settings = _SET
+
+
+def hold(plpy: Any, store: Store) -> None:
+    """No partition of a store comes, goes or becomes a shard from here on.
+
+    Before the moment that a search looks at: what a lock that is waited for lets others do would not be seen.
+    """
+    if not store.is_table:
+        _run(plpy, "hold", store.relation)
 
 
 class NoIndex(Exception):
@@ -206,9 +215,6 @@ class Search:
         missing = self._missing.get(store)
         given = json.dumps(record(store) | {"missing": missing})
         found = discovery.at_moment(("parts", given), lambda: dict(_run(self._plpy, "parts", given, _MANY_PARTS)[0]))
-        if found["kind"] == "p":
-            _run(self._plpy, "hold", store.relation)  # no shard comes or goes from here on
-        # before the lock is held, a partition can become a shard
         found = self._kinds[store] = found | _run(self._plpy, "shards", given)[0]
         if not found["has_leaves"]:
             return source
