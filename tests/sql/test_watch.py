@@ -226,6 +226,7 @@ def test_a_backend_that_is_terminated_is_counted(
         with pytest.raises(psycopg.OperationalError):
             call.result()
         wait_until(lambda: not owner.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchall())
+        wait_until(lambda: counted(owner))
         for _ in range(2):
             assert shown(owner) == []
             assert counted(owner) == {("ml_rag", "total"): (1, 1), ("ml_rag", "embed"): (1, 1)}
