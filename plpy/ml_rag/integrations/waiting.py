@@ -46,3 +46,5 @@ async def end(work: asyncio.Task[Any]) -> None:
         work.cancel()
         with CancelScope(shield=True):
             await asyncio.wait({work})
+        if not work.cancelled():
+            work.exception()  # else asyncio logs one that nobody asked for
