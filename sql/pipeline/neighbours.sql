@@ -3,11 +3,11 @@
 CREATE FUNCTION ml_rag._rest_of(tail text, former text, b text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE STRICT SET search_path FROM CURRENT AS $$
 -- purpose: what segment b adds to a text, without what the end of that and its own start share
--- tail: the end of the text (4001 characters), without blanks behind; former: the segment before b. A table
--- that goes on in b has its header there again, which is left out. The shared run must consist of whole
--- words: "… cat" and "table" share a letter and no text. Candidates are the places in tail where the first
--- word of b (at most 32 characters of it) stands, longest run first. Scripts that are written without blanks
--- (beyond U+2E7F) have no words to keep whole, so there the first character will do.
+-- tail: the end of the text (4001 characters), without blanks behind; former: the last segment before b with
+-- the header of a table. A table that goes on in b has its header there again, which is left out. The shared
+-- run must consist of whole words: "… cat" and "table" share a letter and no text. Candidates are the places
+-- in tail where the first word of b (at most 32 characters of it) stands, longest run first. Scripts that are
+-- written without blanks (beyond U+2E7F) have no words to keep whole, so there the first character will do.
 DECLARE
   _b text := ltrim(b, E' \t\r\n');
   _start text := CASE WHEN _b ~ '^[^\x01-\u2e7f]' THEN left(_b, 1)
@@ -56,8 +56,10 @@ DECLARE
   _n integer := 0;
 BEGIN
   FOREACH _segment IN ARRAY segments LOOP
+    CONTINUE WHEN _segment IS NULL;
     IF _n = 0 THEN
       _part := _segment;
+      _former := _segment;
     ELSE
       _parts[_n] := rtrim(_parts[_n], E' \t\r\n');
       _tail := rtrim(_tail, E' \t\r\n');
@@ -66,7 +68,8 @@ BEGIN
     _n := _n + 1;
     _parts[_n] := _part;
     _tail := right(_tail || right(_part, 4001), 4001);
-    _former := _segment;
+    -- a long row of a table, or an empty segment, has none
+    _former := CASE WHEN _segment ~ E'(^|\n)\\|[^\n]*\n\\|[ :|-]+\n' THEN _segment ELSE _former END;
   END LOOP;
   RETURN array_to_string(_parts, '');
 END

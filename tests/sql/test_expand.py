@@ -185,6 +185,9 @@ def test_a_table_over_several_segments_has_its_header_once(module_asker: Connect
     segments = ["Rates:\n|a|b|\n|-|-|\n|1|2|", "|a|b|\n|-|-|\n|3|4|", "|a|b|\n|-|-|\n|5|6|\n", "\nThe end"]
     row = module_asker.execute("SELECT ml_rag._joined(%s)", (segments,)).fetchone()
     assert row == ("Rates:\n|a|b|\n|-|-|\n|1|2|\n|3|4|\n|5|6|\nThe end",)
+    apart = ["|a|b|\n|-|-|\n|1|2|\n", "", None, "|3|4|", "|a|b|\n|-|-|\n|5|6|"]
+    row = module_asker.execute("SELECT ml_rag._joined(%s)", (apart,)).fetchone()
+    assert row == ("|a|b|\n|-|-|\n|1|2|\n|3|4|\n|5|6|",)
 
 
 def test_many_segments_of_one_number_take_time_that_grows_with_them(owner: Connection, asker: Connection) -> None:
