@@ -23,12 +23,12 @@ DECLARE
   _hits ml_rag.hit[] := '{}';
   _n integer := 0;
 BEGIN
-  -- row by row, so that no more than that is in memory
+  -- row by row, so that no more than that is in memory; metadata that was compressed is not unpacked before
+  -- the sort, and no row after too many
   FOR _hit IN EXECUTE format(
     'SELECT %L::text, s.name, %s, %s, s.number, s.segment, NULL::numeric, s.metadata, NULL::float8, '
     'NULL::float8, NULL::float8, '
     'NULL::text, NULL::bigint, NULL::bigint '
-    -- metadata that was compressed is not unpacked before the sort, and no row after too many
     'FROM (SELECT s.*, sum(ml_rag._read_bytes(s.segment, concat(s.name, s.id), s.metadata)) OVER ('
     'ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before '
     'FROM (SELECT s.name, s.id, s.number, s.segment, to_jsonb(s.metadata) AS metadata '
