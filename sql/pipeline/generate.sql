@@ -26,7 +26,7 @@ BEGIN
   FROM (
     -- hits stand here once: each mention of them is a copy in the plan
     SELECT coalesce(g.document_name, g.vector_store) AS document_name,
-      -- whoever may write a row decides how long it is
+      -- a row can be of any length
       left(g.segment, (_longest
         - least(_longest, sum(length(g.segment)) OVER w - length(g.segment)))::integer) AS segment,
       g.ordinality AS place,

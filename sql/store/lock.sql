@@ -59,7 +59,7 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = '40P01', MESSAGE = format('could not lock table "%s"', store),
           DETAIL = 'A transaction that has read it waits to write to it, which is not possible before this '
             'one ends.',
-          HINT = 'Call it again, at a time when nobody writes to the table.';
+          HINT = 'Call it again when no session writes to the table.';
       END IF;
     END;
     _wait := least(longest, 0.1 * 2 ^ least(_attempt, 20),

@@ -544,7 +544,7 @@ def test_a_document_of_many_segments_has_no_more_nodes_than_can_be_kept(
     result = create(owner, "lines", transform="paragraph", parent="document", embed=False)
     assert (result["parents"], result["failed"], result["nodes"]) == (3, 1, 3)
     query = "SELECT key, sqlstate, message FROM ml_rag.node_group_error"
-    message = "too many nodes for a document of so many segments"
+    message = "too many nodes and segments of one document"
     assert owner.execute(query).fetchall() == [("{9,1}", "54000", message)]
 
 

@@ -47,4 +47,4 @@ async def end(work: asyncio.Task[Any]) -> None:
         with CancelScope(shield=True):
             await asyncio.wait({work})
         if not work.cancelled():
-            work.exception()  # else asyncio logs one that nobody asked for
+            work.exception()  # else asyncio logs it

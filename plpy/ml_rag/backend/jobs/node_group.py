@@ -38,7 +38,7 @@ _MOST_NODES = 10_000
 _MOST_MEMBERS = 100_000_000
 _TOO_MANY = {
     "sqlstate": "54000",
-    "message": "too many nodes for a document of so many segments",
+    "message": "too many nodes and segments of one document",
     "detail": f"Each has the keys of all segments: {_MOST_MEMBERS} bytes of them are kept.",
 }
 
