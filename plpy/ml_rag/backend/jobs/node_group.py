@@ -223,7 +223,7 @@ class NodeGroups(Derived):
             if rows[-1]["number"] * sum(map(len, parent["members"] or ())) > _MOST_MEMBERS:
                 state.setdefault("error", _TOO_MANY)
         if (model := group["options"].get("embed_model_id")) is not None:
-            nodes = [row for row in rows if row["number"]]
+            nodes = [row for row in rows if row["number"] and "error" not in row["state"]]
             found, errors, _ = vectors.embed_apart(self.session, [row["text"] for row in nodes], model)
             for row, vector, error in zip(nodes, found, errors, strict=True):
                 row["vector"] = vector
