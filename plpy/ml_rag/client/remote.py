@@ -163,6 +163,8 @@ async def _client(**settings: Any) -> Any:
     import aiohttp
 
     class Bounded(aiohttp.ClientResponse):
+        _body: bytes | None
+
         async def read(self) -> bytes:
             if self._body is None:
                 found = bytearray()
