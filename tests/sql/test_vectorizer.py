@@ -407,9 +407,10 @@ def test_a_lost_model_server_ends_the_run_and_no_row_is_blamed(items: Connection
     assert run(items)["embedded"] == 1
 
 
-def test_a_trigger_that_keeps_rows_as_they_are(items: Connection, models: ModelsServer) -> None:
+@pytest.mark.parametrize("kept", ["NULL", "OLD"])
+def test_a_trigger_that_keeps_rows_as_they_are(items: Connection, models: ModelsServer, kept: str) -> None:
     items.execute(
-        "CREATE FUNCTION never() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;"
+        f"CREATE FUNCTION never() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN {kept}; END $$;"
         "CREATE TRIGGER never BEFORE UPDATE ON items FOR EACH ROW WHEN (OLD.id = 4) EXECUTE FUNCTION never();"
         "INSERT INTO items VALUES (4, 'hat', '')"
     )

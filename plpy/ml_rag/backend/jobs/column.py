@@ -17,7 +17,8 @@ from ml_rag.backend.jobs.loop import Batch, Derived, Session, Statement, Steps, 
 from ml_rag.backend.retrieval.sqltext import identifier
 from ml_rag.errors import MlRagError
 
-_KEPT = {"sqlstate": "55000", "message": "a trigger of the table keeps the row as it is"}
+#: error of a row
+KEPT = {"sqlstate": "55000", "message": "a trigger of the table keeps the row as it is"}
 #: of claims those that the session has; a lock that a cancelled statement has got is among them
 _UNLOCK = """
 SELECT pg_catalog.pg_advisory_unlock(c.claim) FROM pg_catalog.unnest($1) AS c (claim)
@@ -228,7 +229,7 @@ class Column(Derived):
             *(batch["places"], batch["texts"], made),
         )
         for i in kept:
-            batch["errors"][i] = _KEPT
+            batch["errors"][i] = KEPT
         return written
 
     def _index(self, analyzes_all: bool) -> Steps[None]:

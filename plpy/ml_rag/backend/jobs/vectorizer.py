@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ml_rag.backend import calls, segments
-from ml_rag.backend.jobs.column import Column
+from ml_rag.backend.jobs.column import KEPT, Column
 from ml_rag.backend.jobs.loop import COMMIT, Batch, Derived, Session, Statement, Steps, array, call, function, run
 from ml_rag.backend.jobs.node_group import NodeGroups
 from ml_rag.backend.retrieval.sqltext import identifier, literal
@@ -97,7 +97,9 @@ class Vectorizer(Column):
     def _note(self, batch: Batch) -> Steps[int]:
         """Not the failures of rows that another transaction is changing: it may have noted them, and must not be waited
         for."""
-        failed = [place for place, error in zip(batch["places"], batch["errors"], strict=True) if error is not None]
+        # one that a trigger has kept is locked, and may have another place since
+        errors = zip(batch["places"], batch["errors"], strict=True)
+        failed = [place for place, error in errors if error not in (None, KEPT)]
         free: list[str] = []
         if failed:
             free = yield from run(
