@@ -161,7 +161,7 @@ BEGIN
     _condition := format('%s AND ($%s IS NULL OR NOT EXISTS (SELECT unnest($%2$s) EXCEPT '
       'SELECT %s FROM %s AS a WHERE a.%I = (SELECT s.%5$I FROM %4$s AS s WHERE %6$s)))', _condition,
       cardinality(key) + 1,
-      (SELECT format('ARRAY[%s]::text', string_agg(format('a.%I::text', k), ', ' ORDER BY place))
+      (SELECT format('ARRAY[%s]::text COLLATE "C"', string_agg(format('a.%I::text', k), ', ' ORDER BY place))
         FROM unnest(key)
         WITH ORDINALITY AS u (k, place)), _store, _document, _same);
   END IF;

@@ -19,7 +19,7 @@ from support.loading import counts, folder, load, loader, server, write
 from support.models_server import ModelsServer, embedding, models
 from support.nodes import create, nodes, refresh
 from support.processes import wait_until
-from support.stores import Row, answer, create_store, error, fake_embedding, insert, search
+from support.stores import Row, answer, create_store, error, fake_embedding, insert, mark, search
 from support.vectorizers import items, run
 
 __all__ = ["folder", "items", "loader", "models", "server"]
@@ -570,6 +570,18 @@ def test_a_key_that_the_index_of_nodes_has_no_room_for_stops_nobody(owner: Conne
     run(owner, "notes")
     assert create(owner, "sentences", store="notes", transform="sentence")["parents"] == 1
     assert owner.execute("SELECT node FROM notes_sentences WHERE node_number > 0").fetchall() == [("A tent.",)]
+
+
+@pytest.mark.parametrize("parent", ["segment", "document"])
+def test_columns_of_a_key_may_have_different_collations(owner: Connection, asker: Connection, parent: str) -> None:
+    owner.execute(
+        'CREATE TABLE docs (a text COLLATE "C", b text COLLATE "POSIX", document_name text, segment_number integer,'
+        " segment text, segment_embedding vector(16), PRIMARY KEY (a, b)); GRANT SELECT ON docs TO PUBLIC;"
+        "INSERT INTO docs VALUES ('x', 'y', 'd', 1, 'Geese fly.'), ('x', 'z', 'd', 2, 'Ducks swim.')"
+    )
+    mark(owner, "docs")
+    made = create(owner, "sentences", transform="sentence", parent=parent, embed=False)["nodes"]
+    assert asker.execute("SELECT count(*) FROM docs_sentences WHERE node_number > 0").fetchone() == (made,) == (2,)
 
 
 def test_a_node_that_fails_is_reported_and_does_not_stop_the_rest(store: Connection, models: ModelsServer) -> None:
