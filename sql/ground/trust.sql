@@ -78,9 +78,11 @@ CREATE FUNCTION ml_rag._read_with(relation oid) RETURNS oid[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: a relation and all whose code can run when it is read: its parts, what a view or a policy reads,
 -- and their parts
--- Functions that run for a view or a policy are a matter of whoever wrote that.  Reads: the catalog
+-- Policies that pass the caller over, as that of its owner, do not run; those of what a view reads are asked
+-- for whoever owns the view. Functions that run for a view or a policy are a matter of whoever wrote that.
+-- Reads: the catalog
 BEGIN
-  IF (SELECT c.relkind <> 'v' AND NOT c.relhassubclass AND NOT c.relrowsecurity FROM pg_class AS c
+  IF (SELECT c.relkind <> 'v' AND NOT c.relhassubclass AND NOT row_security_active(c.oid) FROM pg_class AS c
     WHERE c.oid = relation) THEN
     RETURN ARRAY[relation];
   END IF;
@@ -94,7 +96,8 @@ BEGIN
         WHERE w.ev_class = p.oid AND w.ev_type = '1' AND d.refclassid = 'pg_class'::regclass
         UNION ALL SELECT d.refobjid FROM pg_class AS c JOIN pg_policy AS y ON y.polrelid = c.oid
           JOIN pg_depend AS d ON d.classid = 'pg_policy'::regclass AND d.objid = y.oid
-        WHERE c.oid = p.oid AND c.relrowsecurity AND d.refclassid = 'pg_class'::regclass) AS r (oid)
+        WHERE c.oid = p.oid AND c.relrowsecurity AND (c.oid <> relation OR row_security_active(c.oid))
+          AND d.refclassid = 'pg_class'::regclass) AS r (oid)
     )
     SELECT p.oid FROM part AS p);
 END

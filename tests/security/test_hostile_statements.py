@@ -353,7 +353,14 @@ def test_what_is_read_with_a_table_is_of_trusted_owners_too(
     try:
         for table in tables:
             model.writes(f"SELECT id FROM {table} WHERE id = 1")
-            for options in ({}, {"schemas": ["shop"]}, {"tables": ["shop.orders", table.partition(".")[2]]}):
+            # a policy does not run for a superuser
+            is_passed = table == "shop.guarded" and victim.info.parameter_status("is_superuser") == "on"
+            unasked: list[dict[str, Any]] = [
+                {},
+                {"schemas": ["shop"]},
+                {"tables": ["shop.orders", table.partition(".")[2]]},
+            ]
+            for options in [] if is_passed else unasked:
                 if "tables" in options:
                     with error("42P01", "cannot be queried"):
                         ask(victim, use_retry=False, **options)
@@ -363,7 +370,6 @@ def test_what_is_read_with_a_table_is_of_trusted_owners_too(
                 assert locks(victim) is None
             # whoever names it asks for it
             assert ask(victim, use_retry=False, tables=[table])["is_sql_valid"]
-            is_passed = table == "shop.guarded" and victim.info.parameter_status("is_superuser") == "on"
             assert bool(locks(victim)) == (table != "planted.inside" and not is_passed)
             victim.execute("SELECT 1 FROM pg_advisory_unlock_all()")
     finally:

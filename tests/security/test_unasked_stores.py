@@ -18,7 +18,7 @@ from psycopg.types.json import Jsonb
 from support.cluster import Connection, Database
 from support.hostile_server import embeddings, hostile, reply
 from support.planting import COLUMNS, QUESTION, ROW, ask, publish, texts, warnings
-from support.stores import as_text, create_store, error, fake_embedding, search
+from support.stores import as_text, create_store, error, fake_embedding, mark, search
 
 #: made by another role in its own schema, readable by everybody
 PLANTS: dict[str, str] = {
@@ -716,8 +716,13 @@ def test_what_is_read_with_a_relation_must_be_trusted_too(
         owner.execute(MIXED[mixed])
         publish(owner, table="mixed")
         owner.execute("GRANT SELECT ON mixed TO PUBLIC")
-        assert found(asker) == {"public.good": "trusted"}
         said = warnings(asker)
+        if mixed == "a policy" and role is None:  # which passes a superuser over
+            assert found(asker) == {"public.good": "trusted", "public.mixed": "trusted"}
+            assert set(ask(asker)[0]["vector_store"]) == {"public.good", "public.mixed"}
+            assert said == []
+            return
+        assert found(asker) == {"public.good": "trusted"}
         document, _ = ask(asker, explain=True)
         assert said == []
         (told,) = [s for s in document["explain"]["stores"] if s["vector_store"] == "public.mixed"]
@@ -732,6 +737,21 @@ def test_what_is_read_with_a_relation_must_be_trusted_too(
             " THEN DROP TABLE mixed; END IF; END$$"
         )
         attacker.execute("CREATE SCHEMA evil")
+
+
+def test_a_policy_that_passes_the_owner_over_keeps_no_store_from_it(good: Database, attacker: Connection) -> None:
+    superuser, asker = good.connect(), good.connect("asker")
+    publish(attacker)
+    superuser.execute(f"CREATE SCHEMA own AUTHORIZATION {good.role('asker')}")
+    try:
+        asker.execute("CREATE TABLE own.docs AS SELECT * FROM evil.kb; ALTER TABLE own.docs ENABLE ROW LEVEL SECURITY")
+        asker.execute("CREATE POLICY own ON own.docs USING (EXISTS (SELECT FROM evil.kb))")
+        mark(asker, "own.docs")
+        assert found(asker) == {"own.docs": "trusted", "public.good": "trusted"}
+        asker.execute("ALTER TABLE own.docs FORCE ROW LEVEL SECURITY")
+        assert found(asker) == {"public.good": "trusted"}
+    finally:
+        superuser.execute("DROP SCHEMA own CASCADE")
 
 
 def test_where_nothing_is_found_the_error_says_whose_stores_were_left_out(good: Database, attacker: Connection) -> None:
