@@ -173,7 +173,7 @@ def _converter() -> Any:
         def convert_input(self, el: Any, text: str, parent_tags: Any) -> str:
             if str(el.attrs.get("type")).lower() not in ("checkbox", "radio"):
                 return ""
-            is_apart = str(el.next_sibling or "")[:1].isspace()
+            is_apart = isinstance(el.next_sibling, str) and el.next_sibling[:1].isspace()
             return ("☒" if "checked" in el.attrs else "☐") + ("" if is_apart else " ")
 
         def convert_sup(self, el: Any, text: str, parent_tags: Any) -> str:
