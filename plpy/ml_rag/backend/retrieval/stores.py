@@ -520,12 +520,14 @@ class _Trust:
         if row["searched_owners"] is not None:
             answer: bool = self._run(self._plpy, "is searched", row["relation"], row["owner"])[0]["answer"]
             return answer
-        if row["has_parts"]:
-            owners = [found["owner"] for found in self._run(self._plpy, "owners", row["relation"])]
-            return all(map(self._trusts, owners))
-        return (row["is_own"] or self._trusts(row["owner"])) and (
+        is_trusted = (row["is_own"] or self._trusts(row["owner"])) and (
             row["is_own_schema"] or self._trusts(row["schema_owner"])
         )
+        # of those whose owner is not, a role can make any number, and this takes a while for each
+        if is_trusted and row["has_parts"]:
+            owners = [found["owner"] for found in self._run(self._plpy, "owners", row["relation"])]
+            is_trusted = all(map(self._trusts, owners))
+        return bool(is_trusted)
 
     def strangers(self) -> list[int]:
         """Roles whose relations need not be looked at: however many they make, a call takes no longer."""
