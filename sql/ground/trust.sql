@@ -415,3 +415,39 @@ END
 $$;
 CREATE EVENT TRIGGER ml_rag_keep_schemas ON ddl_command_end WHEN TAG IN ('ALTER SCHEMA', 'ALTER EXTENSION')
 EXECUTE FUNCTION ml_rag._keep_schemas();
+
+-- Whose schema they are in could drop them with it, which needs no right on what a schema has, and put others
+-- in their place: whoever is calling ml_rag just then, a superuser too, waits for a table of that name and
+-- finds the new one. No event trigger sees what is dropped before it is gone, this one among it. But no table
+-- is dropped that the session itself is reading. So before a role that may not drop the extension drops
+-- anything that could have it, a cursor is opened, which ends with the transaction.
+
+CREATE FUNCTION ml_rag._tell_dropper() RETURNS event_trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp AS $$
+-- purpose: leave word in a setting whether the role that drops is an owner of the extension, for
+-- ml_rag._keep_tables, which runs next and has its owner's rights  Reads: the catalog
+BEGIN
+  PERFORM set_config('ml_rag.may_drop', pg_has_role(e.extowner, 'USAGE')::text, true)
+  FROM pg_extension AS e WHERE e.extname = 'ml_rag';
+END
+$$;
+
+CREATE FUNCTION ml_rag._keep_tables() RETURNS event_trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+-- purpose: a table of ml_rag is in use in this session, unless the owner of the extension drops. The cursor
+-- has no rows that could be fetched  Errors: 55006 in DROP, where that would drop the table
+DECLARE
+  _kept refcursor;
+BEGIN
+  IF current_setting('ml_rag.may_drop') <> 'true' THEN
+    OPEN _kept FOR SELECT FROM ml_rag.setting_value AS v LIMIT 0;
+  END IF;
+END
+$$;
+
+CREATE EVENT TRIGGER ml_rag_keep_1 ON ddl_command_start
+  WHEN TAG IN ('DROP EXTENSION', 'DROP SCHEMA', 'DROP OWNED')
+EXECUTE FUNCTION ml_rag._tell_dropper();
+CREATE EVENT TRIGGER ml_rag_keep_2 ON ddl_command_start
+  WHEN TAG IN ('DROP EXTENSION', 'DROP SCHEMA', 'DROP OWNED')
+EXECUTE FUNCTION ml_rag._keep_tables();

@@ -225,6 +225,36 @@ def test_the_schemas_of_ml_rag_and_pgvector_keep_their_names(db: Database, owner
         owner.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(database, sql.Identifier(former)))
 
 
+def test_who_owns_their_schema_does_not_drop_ml_rag(db: Database, owner: Connection) -> None:
+    """Whoever waits for one of its tables would find what has the name by then, a superuser too."""
+    database, role, tenant = sql.Identifier(db.name), db.role("tenant"), db.connect("tenant")
+    (former, public) = owner.execute(
+        "SELECT pg_get_userbyid(d.datdba), pg_get_userbyid(n.nspowner) FROM pg_database AS d, pg_namespace AS n"
+        " WHERE d.datname = current_database() AND n.nspname = 'public'"
+    ).fetchone() or ("", "")
+    set_owner = sql.SQL("ALTER SCHEMA public OWNER TO {}")
+    owner.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(database, sql.Identifier(role)))
+    try:
+        for holder in ("pg_database_owner", role):
+            owner.execute(set_owner.format(sql.Identifier(holder)))
+            tenant.execute("SET ml_rag.may_drop = 'true'")
+            with error("55006", "is being used by active queries in this session", ours=False):
+                tenant.execute("DROP SCHEMA public CASCADE")
+            # what is theirs they drop, also several times in a transaction
+            with tenant.transaction():
+                for _ in range(2):
+                    tenant.execute("CREATE SCHEMA mine; CREATE TABLE mine.t (id integer); DROP SCHEMA mine CASCADE")
+            assert tenant.execute("SELECT FROM pg_cursors").fetchall() == []
+        with error("55006", "is being used by active queries in this session", ours=False):
+            tenant.execute("DROP OWNED BY CURRENT_USER CASCADE")
+        with owner.transaction(force_rollback=True):
+            owner.execute("DROP SCHEMA public CASCADE")
+            assert owner.execute("SELECT FROM pg_extension WHERE extname IN ('vector', 'ml_rag')").fetchall() == []
+    finally:
+        owner.execute(set_owner.format(sql.Identifier(public)))
+        owner.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(database, sql.Identifier(former)))
+
+
 def test_a_publisher_s_schema_is_trusted_by_all_but_superusers(
     db: Database, owner: Connection, attacker: Connection
 ) -> None:
