@@ -5,6 +5,8 @@ of pg_catalog, and that runs with the rights of the connection's role. Names tha
 looked up before it is set.
 
 role: code of that role can leave it again, and has the rights of a superuser if the session is a superuser's.
+
+And against a schema ml_rag of somebody's in a database without the extension, such as one that it was dropped from.
 """
 
 from __future__ import annotations
@@ -30,20 +32,40 @@ WHERE s.rolname = session_user AND s.rolsuper AND NOT EXISTS (
 """
 
 
+#: A schema ml_rag that is not the extension's: while that is there, so is its schema.
+_FOREIGN = """
+SELECT FROM pg_namespace AS n WHERE n.nspname = 'ml_rag'
+AND NOT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'ml_rag')
+"""
+
+
+class ForeignSchema(MlRagError):
+    """What is called ml_rag here is somebody else's."""
+
+    sqlstate = "42501"
+
+
 class BorrowedRole(MlRagError):
     """A superuser's session has the role of somebody else, whose code could take the superuser's rights."""
 
     sqlstate = "42501"
 
 
+def refuse_foreign_schema(connection: psycopg.Connection[Any]) -> None:
+    """Raises ForeignSchema. The search_path must be one of those above."""
+    _refuse_foreign(connection.execute(_FOREIGN).rowcount)
+
+
 def refuse_borrowed_role(connection: psycopg.Connection[Any]) -> None:
-    """Raises BorrowedRole. The search_path must be one of those above."""
+    """Raises BorrowedRole, and ForeignSchema. The search_path must be one of those above."""
+    refuse_foreign_schema(connection)
     if not _is_chosen(connection.info):
         _refuse(connection.execute(_BORROWED).rowcount)
 
 
 async def refuse_borrowed_role_async(connection: psycopg.AsyncConnection[Any]) -> None:
     """The same."""
+    _refuse_foreign((await connection.execute(_FOREIGN)).rowcount)
     if not _is_chosen(connection.info):
         _refuse((await connection.execute(_BORROWED)).rowcount)
 
@@ -51,6 +73,15 @@ async def refuse_borrowed_role_async(connection: psycopg.AsyncConnection[Any]) -
 def _is_chosen(info: psycopg.ConnectionInfo) -> bool:
     """Whether the program was told which role to have."""
     return re.search(r"(^|\s)-(c\s*|-)role\s*=", info.get_parameters().get("options", "")) is not None
+
+
+def _refuse_foreign(found: int) -> None:
+    if found:
+        raise ForeignSchema(
+            "schema ml_rag is not that of the extension",
+            detail="The extension is not installed here; what the schema has would run with the rights of the session.",
+            hint="DROP SCHEMA ml_rag, then CREATE EXTENSION ml_rag CASCADE; or name another database.",
+        )
 
 
 def _refuse(found: int) -> None:

@@ -23,6 +23,7 @@ from support.borrowed_role import role_set_by_the_owner
 from support.cluster import Cluster, Connection, Database
 from support.extension import MADE_UP, install, update
 from support.planted_names import configure, planted, ran
+from support.processes import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +205,57 @@ def test_no_command_of_a_superuser_has_the_role_that_the_owner_of_a_database_has
             assert owner.execute("SELECT count(segment_embedding) FROM theirs.items").fetchone() == (1,)
     finally:
         owner.execute("DROP SCHEMA theirs CASCADE")
+
+
+def test_no_command_takes_a_schema_for_that_of_the_extension(cluster: Cluster, tmp_path: Path) -> None:
+    """Where that is not installed, or was dropped while a worker runs, the owner of the database can make one."""
+    database = cluster.create(template="template0")
+    try:
+        admin, stranger = database.connect(), database.connect("stranger")
+        admin.execute("CREATE EXTENSION plpython3u; CREATE EXTENSION vector; CREATE EXTENSION ml_rag")
+        cluster.execute("ALTER DATABASE {} OWNER TO {}", database.name, database.role("stranger"))
+        dsn = make_conninfo(database.dsn, dbname=database.name)
+        command = [sys.executable, "-m", "ml_rag.cli"]
+        with subprocess.Popen(
+            [*command, "worker", "--dsn", dsn, "--idle", "1"], stderr=subprocess.PIPE, text=True
+        ) as worker:
+            looked = (
+                "SELECT FROM pg_stat_activity WHERE application_name = 'ml-rag worker' AND query LIKE '%%vectorizer%%'"
+            )
+            wait_until(lambda: admin.execute(looked).rowcount == 1)
+            with admin.transaction():
+                admin.execute(
+                    "DROP EXTENSION ml_rag CASCADE; CREATE TABLE ran (who text); GRANT INSERT ON ran TO PUBLIC"
+                )
+            stranger.execute(
+                "CREATE SCHEMA ml_rag; CREATE FUNCTION ml_rag.spy() RETURNS boolean LANGUAGE sql"
+                " BEGIN ATOMIC INSERT INTO public.ran VALUES (current_user) RETURNING true; END;"
+                "CREATE VIEW ml_rag.vectorizer AS"
+                " SELECT 1::oid AS relation, 0 AS pending, 0 AS failed WHERE ml_rag.spy();"
+                "CREATE FUNCTION ml_rag.parse_options(text, jsonb) RETURNS boolean LANGUAGE sql RETURN ml_rag.spy();"
+                "CREATE FUNCTION ml_rag.version() RETURNS boolean LANGUAGE sql RETURN ml_rag.spy();"
+            )
+            try:
+                worker.communicate(timeout=20)
+            finally:
+                worker.kill()
+                assert admin.execute("TABLE ran").fetchall() == []
+        (tmp_path / "corpus.jsonl").write_text(json.dumps({"_id": "d", "title": "", "text": "apples"}))
+        (tmp_path / "questions.jsonl").write_text(json.dumps({"_id": "q", "text": "apples"}))
+        (tmp_path / "qrels.tsv").write_text("q\td\t1\n")
+        said = []
+        for words in (
+            ["worker", "--once"], ["doctor"], ["eval", str(tmp_path)],
+            ["load", str(tmp_path / "corpus.jsonl"), "--store", "public.notes"],
+        ):  # fmt: skip
+            done = subprocess.run([*command, *words, "--dsn", dsn], capture_output=True, text=True, timeout=60)
+            assert done.returncode, (words, done)
+            said.append(done.stdout + done.stderr)
+        assert admin.execute("TABLE ran").fetchall() == []
+        assert all("schema ml_rag is not that of the extension" in line for line in said), said
+    finally:
+        database.close()
+        cluster.execute("DROP DATABASE {} WITH (FORCE)", database.name)
 
 
 #: functions that open a session in which nobody's role counts: it is closed at once, ends another, or is one of whose
