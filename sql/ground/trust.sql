@@ -78,9 +78,9 @@ CREATE FUNCTION ml_rag._read_with(relation oid) RETURNS oid[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: a relation and all whose code can run when it is read: its parts, what a view or a policy reads,
 -- and their parts
--- Policies that pass the caller over, as that of its owner, do not run; those of what a view reads are asked
--- for whoever owns the view. Functions that run for a view or a policy are a matter of whoever wrote that.
--- Reads: the catalog
+-- Policies that do not apply to the caller, as they do not to the owner of the table, do not run; those of
+-- what a view reads are checked for the owner of the view. Functions that run for a view or a policy are a
+-- matter of whoever wrote that.  Reads: the catalog
 BEGIN
   IF (SELECT c.relkind <> 'v' AND NOT c.relhassubclass AND NOT row_security_active(c.oid) FROM pg_class AS c
     WHERE c.oid = relation) THEN

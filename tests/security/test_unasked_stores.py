@@ -717,7 +717,7 @@ def test_what_is_read_with_a_relation_must_be_trusted_too(
         publish(owner, table="mixed")
         owner.execute("GRANT SELECT ON mixed TO PUBLIC")
         said = warnings(asker)
-        if mixed == "a policy" and role is None:  # which passes a superuser over
+        if mixed == "a policy" and role is None:  # which does not apply to a superuser
             assert found(asker) == {"public.good": "trusted", "public.mixed": "trusted"}
             assert set(ask(asker)[0]["vector_store"]) == {"public.good", "public.mixed"}
             assert said == []
@@ -739,7 +739,7 @@ def test_what_is_read_with_a_relation_must_be_trusted_too(
         attacker.execute("CREATE SCHEMA evil")
 
 
-def test_a_policy_that_passes_the_owner_over_keeps_no_store_from_it(good: Database, attacker: Connection) -> None:
+def test_a_policy_that_does_not_apply_to_the_owner_keeps_no_store_from_it(good: Database, attacker: Connection) -> None:
     superuser, asker = good.connect(), good.connect("asker")
     publish(attacker)
     superuser.execute(f"CREATE SCHEMA own AUTHORIZATION {good.role('asker')}")
