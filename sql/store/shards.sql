@@ -124,8 +124,11 @@ DECLARE
     -- that of a partition, with FORCE, hides rows from whoever moves it: they would be lost
     WHEN EXISTS (SELECT FROM pg_class AS c WHERE c.oid = ANY (ml_rag._parts(store)) AND c.relrowsecurity)
       THEN 'It or a partition has row-level security; policies belong on the shards.'
-    WHEN EXISTS (SELECT FROM pg_constraint AS k WHERE k.confrelid = store AND k.conrelid <> store)
+    WHEN EXISTS (SELECT FROM pg_constraint AS k WHERE k.confrelid = ANY (ml_rag._parts(store))
+      AND k.conrelid <> ALL (ml_rag._parts(store)))
       THEN 'Another table, such as a node group, refers to its rows.'
+    WHEN EXISTS (SELECT FROM pg_rewrite AS r WHERE r.ev_class = ANY (ml_rag._parts(store)))
+      THEN 'It or a partition has a rule.'
     ELSE
       (SELECT format('"%s" has trigger %I; so have tables with a further embedding or a vectorizer.',
         t.tgrelid::regclass, t.tgname)

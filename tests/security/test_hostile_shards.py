@@ -189,6 +189,39 @@ def test_a_partition_with_a_trigger_does_not_move(
     owner.execute("SELECT ml_rag.detach_shard('four', 0)")
 
 
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (
+            "CREATE TABLE mark (d bigint, n integer, FOREIGN KEY (d, n) REFERENCES four_p1 ON DELETE CASCADE);"
+            "INSERT INTO mark SELECT document_id, segment_number FROM four_p1;"
+            "CREATE FUNCTION run() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE WARNING 'ran'; RETURN OLD; END $$;"
+            "CREATE TRIGGER evil AFTER DELETE ON mark FOR EACH ROW EXECUTE FUNCTION run()",
+            "Another table",
+        ),
+        (
+            "CREATE FUNCTION run() RETURNS boolean LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE WARNING 'ran'; RETURN true; END $$;"
+            "CREATE RULE evil AS ON DELETE TO four_p1 DO ALSO SELECT run()",
+            "has a rule",
+        ),
+    ],
+)
+def test_a_partition_with_a_rule_or_with_what_refers_to_it_does_not_move(
+    four: Connection, owner: Connection, shard: Shard, made: str, why: str
+) -> None:
+    """Rules, and triggers of a table whose rows go with those of a partition, run as who moves it."""
+    four.execute(made.encode())
+    owner.execute(
+        "CREATE USER MAPPING FOR CURRENT_USER SERVER server0 OPTIONS (user 'loader', password_required 'false')"
+    )
+    make_shard(shard, "b")
+    with warnings_of(owner) as said, error("55000", "cannot have shards", why):
+        attach(owner, "four", 1, shard, "b")
+    assert [message for _, _, message in said if message == "ran"] == []
+
+
 KEYS = "SELECT document_id, segment_number FROM four ORDER BY 1, 2"
 GRANTED = "SELECT has_table_privilege('ml_rag_user', 'mine_calls', 'SELECT')"
 
