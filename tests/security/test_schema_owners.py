@@ -387,6 +387,11 @@ def test_who_may_make_triggers_on_a_table_runs_no_code_as_its_owner(
         ("~ml_rag_segment_embedding", "hers.evil()"),
         ("evil", "OLD.name OPERATOR(hers.<~>) NEW.name"),
         ("evil", "OLD.name::hers.checked IS NOT NULL"),
+        (
+            "evil",
+            "ml_rag._passing_rows(jsonb_populate_record(NULL::ml_rag.store,"
+            """ '{"relation": "shared.items", "segment": "name"}'), ' AND hers.evil()', '{}') IS NOT NULL""",
+        ),
     ],
 )
 def test_who_may_make_triggers_on_a_table_runs_no_code_as_its_owner_by_a_condition(
