@@ -72,7 +72,7 @@ BEGIN
       PERFORM ml_rag._bad_option(CASE WHEN _options ? 'model_id' THEN 'model_id' ELSE 'prompt' END, '"…"',
         format('nothing, where "transform" is %s', _transform));
     ELSIF _transform <> ALL ('{sentence,paragraph}') THEN
-      PERFORM ml_rag._node_function(_transform);
+      PERFORM ml_rag._node_function(_transform, store);
     END IF;
   ELSIF octet_length(_options ->> 'prompt') > 65536 THEN
     PERFORM ml_rag._bad_option('prompt', '"…"', 'at most 65536 bytes');

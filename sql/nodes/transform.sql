@@ -8,10 +8,11 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._node_function(transform text) RETURNS regprocedure
+CREATE FUNCTION ml_rag._node_function(transform text, store oid DEFAULT NULL) RETURNS regprocedure
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the function that a transform names; the caller may execute it and trusts its owner: it runs with
--- the caller's rights, also where that one loads into a table of the owner's
+-- the caller's rights, also where that one loads into a table of the owner's. So may the owner of the store,
+-- who can name any: a superuser may execute pg_ls_dir, say
 DECLARE
   _function regprocedure;
   _found record;
@@ -34,6 +35,12 @@ BEGIN
   FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace WHERE p.oid = _function;
   IF NOT has_schema_privilege(_found.schema, 'USAGE') OR NOT has_function_privilege(_function, 'EXECUTE') THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('permission denied for function %s', _function);
+  ELSIF EXISTS (SELECT FROM pg_class AS c WHERE c.oid = store
+    AND NOT (has_schema_privilege(c.relowner, _found.schema, 'USAGE')
+      AND has_function_privilege(c.relowner, _function, 'EXECUTE'))) THEN
+    RAISE EXCEPTION USING ERRCODE = '42501',
+      MESSAGE = format('the owner of "%s" may not execute function %s', store::regclass, _function),
+      DETAIL = 'It would run with the rights of whoever fills the node group.';
   ELSIF NOT ml_rag._trusts(_found.schema_owner) THEN
     RAISE EXCEPTION USING ERRCODE = '42501',
       MESSAGE = format('function %s is in a schema of a role that is not trusted', _function),
@@ -56,12 +63,12 @@ CREATE FUNCTION ml_rag._transform(options jsonb, segment text, around jsonb, OUT
   OUT error jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the nodes of one text, null = one that is too long (nodes/fill); what goes wrong with it comes
--- back as its error
+-- back as its error. options: of the node group, with its store
 DECLARE
   _transform text := options ->> 'transform';
   _function regprocedure := CASE WHEN NOT ml_rag._asks_model(_transform)
     AND _transform <> ALL ('{sentence,paragraph}')
-                                 THEN ml_rag._node_function(_transform) END;
+                                 THEN ml_rag._node_function(_transform, (options ->> 'store')::oid) END;
   -- regular expressions over it cannot be cancelled
   _most CONSTANT integer := 10000000;
   _made record;

@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from support.cluster import Connection, Database
 from support.documents_server import DocumentsServer
@@ -642,6 +643,15 @@ def test_a_function_needs_execute_and_an_owner_who_is_trusted(db: Database, stor
     store.execute(f"ALTER FUNCTION own.f OWNER TO {role}; UPDATE mine SET segment = 'another'")
     with error("42501", "not trusted"):
         refresh(store, "mine")
+    # nor any that the other role may not execute itself
+    (comment,) = asker.execute("SELECT obj_description('mine_n'::regclass)").fetchone() or ("",)
+    asker.execute(
+        sql.SQL("COMMENT ON TABLE mine_n IS {}").format(sql.Literal(comment.replace("own.f", "pg_catalog.pg_ls_dir")))
+    )
+    with error("42501", 'the owner of "public.mine" may not execute function pg_ls_dir(text)'):
+        refresh(store, "mine")
+    with error("42501", "may not execute function pg_ls_dir(text)"):
+        create(store, "files", "mine", transform="pg_catalog.pg_ls_dir", embed=False)
 
 
 # -- rights ------------------------------------------------------------------------------------------------------------

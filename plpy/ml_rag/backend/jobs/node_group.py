@@ -201,6 +201,7 @@ class NodeGroups(Derived):
     def make(self, batch: Batch) -> Steps[list[dict[str, Any]]]:
         """The nodes of a batch, with their embeddings, after the state of their parent; one of which fails has none."""
         group = self._group
+        options = group["options"] | {"store": self._store}
         rows: list[dict[str, Any]] = []
         for i, parent in enumerate(batch["parents"]):
             if len(rows) > _MOST_NODES:
@@ -213,7 +214,7 @@ class NodeGroups(Derived):
             state = {"key": parent["key"], "hash": parent["hash"], "number": 0}
             rows.append(state)
             for place, text in enumerate(parent["texts"], 1):
-                made = yield from call("_transform(jsonb, text, jsonb)", group["options"], text, parent["around"])
+                made = yield from call("_transform(jsonb, text, jsonb)", options, text, parent["around"])
                 if made["error"] is not None:
                     state["error"] = made["error"]
                     break
