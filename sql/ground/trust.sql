@@ -103,6 +103,18 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._read_by_caller(tables oid[]) RETURNS oid[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
+-- purpose: tables, and what is read with those whose policies apply to the caller  Reads: the catalog
+BEGIN
+  RETURN ARRAY(
+    SELECT DISTINCT r.oid FROM unnest(tables) AS t (oid)
+    CROSS JOIN unnest(CASE WHEN row_security_active(t.oid) THEN ml_rag._read_with(t.oid)
+      ELSE ARRAY[t.oid] END) AS r (oid)
+    ORDER BY 1);
+END
+$$;
+
 CREATE FUNCTION ml_rag._left_behind(relation oid) RETURNS oid[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: the former owners of a table who still own the function that ml_rag has made its policy ask

@@ -29,7 +29,7 @@ BEGIN
     _read := _one.oid || ml_rag._parts(coalesce(ml_rag._segment_table(_one.oid), _one.oid));
     rows := CASE WHEN NOT ml_rag._is_distributed(_one.oid) THEN nullif(_one.reltuples, -1)::bigint END;
     BEGIN
-      reason := CASE WHEN NOT ml_rag._hold_trusted(_read)
+      reason := CASE WHEN NOT ml_rag._hold_trusted(ml_rag._read_by_caller(_read))
         THEN coalesce(ml_rag._why_untrusted(_one.oid), 'A part of it, or its schema, belongs to a role that '
           'you do not trust.') END;
       IF reason IS NULL THEN

@@ -832,3 +832,55 @@ def test_settings_are_listed(good: Database) -> None:
     rows = dict(good.connect("asker").execute("SELECT name, default_value FROM ml_rag.setting").fetchall())
     assert rows["searched_owners"] is None
     assert "untrusted_ms" not in rows
+
+
+@pytest.fixture
+def member(db: Database, owner: Connection) -> Iterator[None]:
+    """Asker is a member of tenant; roles outlive the database."""
+    roles = sql.Identifier(db.role("tenant")), sql.Identifier(db.role("asker"))
+    owner.execute(sql.SQL("GRANT {} TO {}").format(*roles))
+    yield
+    owner.execute(sql.SQL("REVOKE {} FROM {}").format(*roles))
+
+
+def test_views_of_jobs_read_no_table_whose_policy_reads_what_is_not_trusted(
+    db: Database, owner: Connection, member: None
+) -> None:
+    """Of a table with FORCE ROW LEVEL SECURITY, whose owner the reader is a member of."""
+    hers, others = (sql.Identifier(db.role(name)) for name in ("tenant", "stranger"))
+    owner.execute(
+        sql.SQL(
+            "CREATE SCHEMA hers AUTHORIZATION {0}; CREATE SCHEMA others AUTHORIZATION {1};"
+            "GRANT USAGE ON SCHEMA hers, others TO PUBLIC"
+        ).format(hers, others)
+    )
+    db.connect("stranger").execute(
+        "CREATE FUNCTION others.evil() RETURNS boolean LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE WARNING 'ran'; RETURN true; END $$;"
+        "CREATE VIEW others.v AS SELECT others.evil() AS it; GRANT SELECT ON others.v TO PUBLIC"
+    )
+    tenant, asker = db.connect("tenant"), db.connect("asker")
+    tenant.execute(
+        "CREATE TABLE hers.items (id integer PRIMARY KEY, name text); INSERT INTO hers.items VALUES (1, 'a')"
+    )
+    tenant.execute("SELECT ml_rag.create_vectorizer('hers.items', '{\"columns\": \"name\"}')")
+    options = '{"transform": "sentence", "embed": false}'
+    tenant.execute("CALL ml_rag.create_node_group('hers.items', 'sentences', %s)", (options,))
+    tenant.execute("UPDATE hers.items_sentences SET error = '{}'")
+    views = ("vectorizer", "node_group", "node_group_error")
+    rows = {view: asker.execute(f"TABLE ml_rag.{view}".encode()).fetchall() for view in views}
+    assert all(rows.values())
+    for table in ("items", "items_sentences"):
+        tenant.execute(
+            f"ALTER TABLE hers.{table} ENABLE ROW LEVEL SECURITY;"
+            f"CREATE POLICY p ON hers.{table} USING (EXISTS (SELECT FROM others.v WHERE it))".encode()
+        )
+    # the policies do not apply to the owner
+    assert {view: asker.execute(f"TABLE ml_rag.{view}".encode()).fetchall() for view in views} == rows
+    tenant.execute(
+        "ALTER TABLE hers.items FORCE ROW LEVEL SECURITY; ALTER TABLE hers.items_sentences FORCE ROW LEVEL SECURITY"
+    )
+    said = warnings(asker)
+    for view in views:
+        asker.execute(f"TABLE ml_rag.{view}".encode())
+    assert said == []
