@@ -135,6 +135,17 @@ def test_an_answer_with_its_citations(boats: Gateway) -> None:
     assert [c["segment"] for c in told(answer)["citations"]] == ["blue boat"]
 
 
+def test_a_name_without_end_holds_up_nobody(db: Database, boats: Gateway) -> None:
+    db.connect().execute("UPDATE boats SET document_name = 'https://example.org/' || repeat('[ ', 2000000)")
+    content = boats.post(ASK).content
+    assert len(content) < 100_000
+    began = time.process_time()
+    (source,), _ = sources([{"document_name": "https://example.org/" + "[ " * 2_000_000}], None)
+    assert time.process_time() - began < 0.5
+    assert source.url
+    assert source.url.startswith("https://example.org/%5B%20")
+
+
 def test_a_model_is_a_preset(boats: Gateway) -> None:
     client = boats.client()
     assert [model.id for model in client.models.list()] == ["one", "houses", "wrong", "strict", "bounded"]

@@ -12,8 +12,8 @@ from urllib.parse import quote
 #: how citations reach the user: annotations, and in the text what has no address; only annotations; all in the text
 STYLES = ("auto", "annotations", "text")
 
-#: characters of a document's title
-TITLE = 200
+#: characters of a document's title, and of its name, which whoever writes a row makes as long as they like
+TITLE, NAME = 200, 4000
 
 #: of a marker: there are at most 100 citations, and one without end would be gone through again with each piece of it
 _NUMBERS = r"\d{1,3}(?:, ?\d{1,3}){0,99}"
@@ -93,7 +93,7 @@ def sources(citations: Sequence[Mapping[str, Any]], form: str | None) -> tuple[l
 
     ``form``: the setting document_url.
     """
-    names = [citation.get("document_name") or "" for citation in citations]
+    names = [(citation.get("document_name") or "")[:NAME] for citation in citations]
     called = titles(names)
     addresses = {name: _address(name, form) for name in called}
     ordered = sorted(called, key=lambda name: addresses[name] is None)
