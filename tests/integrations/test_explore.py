@@ -727,11 +727,15 @@ def test_metadata_of_somebody_else_breaks_no_page(db: Database, page: Page) -> N
     metadata = f'{{"n": 1{"0" * 5000}}}'
     db.connect().execute("UPDATE boats SET metadata = %s WHERE segment_number = 1", (metadata,))
     assert "1000000" in text_of(page.get("/document", store="public.boats", document="boats.pdf"))
-    deep = "[" * 3000 + "]" * 3000
-    db.connect().execute("UPDATE boats SET metadata = %s WHERE segment_number = 1", (f'{{"n": {deep}}}',))
-    shown = page.get("/document", store="public.boats", document="boats.pdf")
-    assert shown.status_code == 200
-    assert "blue boat" in shown.text
+    for levels in (975, 3000):
+        deep = "[" * levels + "]" * levels
+        metadata = f'{{"n": {deep}, "page": {deep}, "title": {deep}}}'
+        db.connect().execute("UPDATE boats SET metadata = %s", (metadata,))
+        shown = page.get("/document", store="public.boats", document="boats.pdf")
+        assert shown.status_code == 200
+        assert "blue boat" in shown.text
+        assert "blue boat" in page.get("/", q="blue boat", generate="1").text
+        assert page.get("/store", store="public.boats").status_code == 200
 
 
 def test_marks_become_questions_of_the_evaluation(db: Database, boats: str) -> None:

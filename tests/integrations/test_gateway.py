@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import httpx
 import openai
@@ -133,6 +134,22 @@ def test_an_answer_with_its_citations(boats: Gateway) -> None:
     assert annotation.url_citation.url == "https://example.org/boats"
     assert (annotation.url_citation.start_index, annotation.url_citation.end_index) == (end, end)
     assert [c["segment"] for c in told(answer)["citations"]] == ["blue boat"]
+
+
+def test_what_somebody_writes_into_a_row_fails_no_answer(db: Database, boats: Gateway) -> None:
+    owner = db.connect()
+    for page, shown in [
+        ("9" * 400 + ".5", "9" * 400 + ".5"),
+        ("[" * 970 + "]" * 970, ANY),
+        ("[" * 3000 + "]" * 3000, ANY),
+    ]:
+        owner.execute("UPDATE boats SET metadata = %s::jsonb", (f'{{"page": {page}}}',))
+        (citation,) = told(ask(boats.client()))["citations"]
+        assert citation["page"] == shown
+        said = boats.post({**ASK, "stream": True}).text
+        assert '"error"' not in said
+        assert "Infinity" not in said
+        assert boats.post({"model": "one", "input": "blue boat"}, path="/responses").status_code == 200
 
 
 def test_a_name_without_end_holds_up_nobody(db: Database, boats: Gateway) -> None:

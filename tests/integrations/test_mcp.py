@@ -75,6 +75,21 @@ async def test_search(boats: str) -> None:
         assert await call(client, "search", query="boat", options={"filters": {"n": 99}}) == {"results": []}
 
 
+@pytest.mark.parametrize(
+    "page", ["9" * 400 + ".5", "[" * 600 + "]" * 600, '{"a":' * 975 + "1" + "}" * 975, "[" * 3000 + "]" * 3000]
+)
+async def test_metadata_of_somebody_else_fails_no_tool(db: Database, boats: str, page: str) -> None:
+    db.connect().execute("UPDATE boats SET metadata = %s::jsonb", (f'{{"n": 1, "page": {page}}}',))
+    async with Client(mcp.server(boats)) as client:
+        for row in (await call(client, "search", query="blue boat"))["results"]:
+            assert row["metadata"]["n"] == 1
+        assert (await call(client, "answer", query="blue boat"))["text"]
+        result = await client.call_tool("read_document", {"store": "public.boats", "document_name": "boats.pdf"})
+        (content,) = result.content
+        assert isinstance(content, TextContent)
+        assert len(json.loads(content.text, parse_constant=pytest.fail)["segments"]) == 3
+
+
 SLOW = {"model_options": {"model_id": "fake-generate-slow", "max_tokens": 12}}
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +31,9 @@ _NO_STORE = "no vector store found"
 
 #: option citation_fields of answers whose options do not say
 PLACE = ["metadata.page", "metadata.title"]
-#: digits of a whole number that Python reads
-_DIGITS = 300
+#: digits of a whole number that Python reads, and levels of JSON that what writes it again takes
+_DIGITS, _LEVELS = 300, 100
+_STRING_OR_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]')
 #: a whole statement
 Query = sql.SQL | sql.Composed
 #: what gives the rows of one
@@ -163,15 +166,35 @@ def _number(digits: str) -> int | str:
     return int(digits) if len(digits) <= _DIGITS else digits
 
 
-def _read_json(text: str | bytes) -> Any:
-    """JSON of the database; what Python cannot read of somebody's metadata fails nobody's call.
+def _real(digits: str) -> float | str:
+    return number if math.isfinite(number := float(digits)) else digits
 
-    A longer whole number stays a text, and nesting that is too deep is null.
+
+def _shallow(text: str) -> str:
+    """JSON with null in place of what lies deeper than ``_LEVELS``."""
+    kept: list[str] = []
+    level = read = 0
+    for found in _STRING_OR_BRACKET.finditer(text):
+        if found[0] in ("[", "{"):
+            level += 1
+            if level == _LEVELS + 1:
+                kept += [text[read : found.start()], "null"]
+        elif found[0] in ("]", "}"):
+            if level == _LEVELS + 1:
+                read = found.end()
+            level -= 1
+    return "".join([*kept, text[read:]])
+
+
+def _read_json(text: str | bytes) -> Any:
+    """JSON of the database; what Python cannot read, or write again, of somebody's metadata fails nobody's call.
+
+    A longer whole number and one beyond floating point stay texts, and what is nested too deep is null.
     """
-    try:
-        return json.loads(text, parse_int=_number)
-    except RecursionError:
-        return None
+    text = text.decode() if isinstance(text, bytes) else text
+    if text.count("[") + text.count("{") > _LEVELS:
+        text = _shallow(text)
+    return json.loads(text, parse_int=_number, parse_float=_real)
 
 
 def _settings(name: str) -> dict[str, Any]:
