@@ -11,8 +11,9 @@ DECLARE
   _model text := coalesce(_options ->> 'model_id', ml_rag._default_model());
   _prompt_options jsonb := ml_rag._parse_prompt_options(prompt_options);
   _wanted jsonb := _prompt_options -> 'metadata';
-  -- more than the context of any model holds
-  _longest CONSTANT integer := 16000000;
+  -- characters, more than the context of any model holds. What is summarized is sent in parts, else all in
+  -- one request, where each can take 6 bytes
+  _longest CONSTANT integer := CASE WHEN (rag -> 'summarizes')::boolean THEN 16000000 ELSE 8000000 END;
   _documents jsonb;
 BEGIN
   IF coalesce(prompt, '') !~ '[^[:space:]]' THEN
@@ -25,13 +26,14 @@ BEGIN
   INTO _documents
   FROM (
     -- hits stand here once: each mention of them is a copy in the plan
-    SELECT coalesce(g.document_name, g.vector_store) AS document_name,
-      -- a row can be of any length
+    -- a row can be of any length, and so can its name
+    SELECT left(coalesce(g.document_name, g.vector_store), 4000) AS document_name,
       left(g.segment, (_longest
         - least(_longest, sum(length(g.segment)) OVER w - length(g.segment)))::integer) AS segment,
       g.ordinality AS place,
-      -- null = nothing of it; of a load not what it notes for itself
-      CASE WHEN jsonb_typeof(g.metadata) = 'object' AND sum(pg_column_size(g.metadata)) OVER w <= _longest
+      -- null = nothing of it; of a load not what it notes for itself. A key and its value take 11 bytes at
+      -- least, and a request has 65536 values at most
+      CASE WHEN jsonb_typeof(g.metadata) = 'object' AND sum(pg_column_size(g.metadata)) OVER w <= 600000
         AND coalesce(_wanted <> 'false', g.vector_store = ANY (row_stores)) THEN (
         SELECT jsonb_object_agg(m.key, m.value) FROM jsonb_each_text(g.metadata) AS m
         WHERE m.value IS NOT NULL AND CASE jsonb_typeof(_wanted) WHEN 'array' THEN _wanted ? m.key

@@ -98,6 +98,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: how relevant each text is to the query, 0-1, in the order of the texts; model_id: a cross-encoder,
 -- or hybrid
 DECLARE
+  -- what a model of 8192 tokens is given of a text: whoever may write a row decides how long it is
+  _longest CONSTANT integer := 524288;
   _scores double precision[];
   _error jsonb;
 BEGIN
@@ -111,7 +113,9 @@ BEGIN
     RETURN ml_rag._hybrid_scores(query, texts, coalesce(configuration, get_current_ts_config()));
   END IF;
   SELECT ml_rag._texts(c.found), c.error INTO _scores, _error
-  FROM ml_rag._call_python('rerank', jsonb_build_array(query, texts, model_id)) AS c;
+  FROM ml_rag._call_python('rerank', jsonb_build_array(query, ARRAY(
+    SELECT left(t.text, _longest) FROM unnest(texts) WITH ORDINALITY AS t (text, place) ORDER BY t.place),
+    model_id)) AS c;
   IF _error IS NOT NULL THEN
     IF _error ->> 'sqlstate' = '55000' THEN
       _error := _error || jsonb_build_object('hint', concat_ws(E'\nOr ', _error ->> 'hint',

@@ -867,8 +867,8 @@ def test_a_document_with_a_segment_that_is_too_long_to_embed_fails_alone(
     owner: Connection, librarian: Connection
 ) -> None:
     owner.execute(CLAUSES.format(language="sql", body="SELECT p FROM string_to_table($1, E'\\n\\n') AS p"))
-    # in the request each of these has twelve bytes
-    contents = [b"heron\n\nloon", b"tern\n\n" + "🦆".encode() * 6_000_000, b"gull"]
+    # in the request each of these has four bytes
+    contents = [b"heron\n\nloon", b"tern\n\n" + "🦆".encode() * 17_000_000, b"gull"]
     row = librarian.execute(
         "SELECT ml_rag.load_documents('notes', %s, %b, %s)", (["a.txt", "b.txt", "c.txt"], contents, Jsonb(BY_CLAUSE))
     ).fetchone()

@@ -262,7 +262,24 @@ def test_what_no_model_can_read_is_not_sent(owner: Connection, asker: Connection
         owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
         assert answer(asker, "q", options)["text"] == "Yes."
         documents = sent(server)["documents"]
-    assert [(len(d["text"]), d.get("metadata")) for d in documents] == [(16_000_000, None), (0, None)]
+    assert [(len(d["text"]), d.get("metadata")) for d in documents] == [(8_000_000, None), (0, None)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "metadata"),
+    [
+        ("'a.txt'", "repeat(chr(1), 16000000)", "'{}'"),
+        ("'a.txt'", "repeat(chr(128512), 16000000)", "'{}'"),
+        ("repeat('x', 70000000)", "'one'", "'{}'"),
+        ("'a.txt'", "'one'", "(SELECT jsonb_object_agg(to_hex(i), true) FROM generate_series(1, 70000) AS i)"),
+    ],
+)
+def test_no_row_makes_the_request_too_long(
+    owner: Connection, asker: Connection, name: str, text: str, metadata: str
+) -> None:
+    create_store(owner, "docs", [("b.txt", 2, 1, "short", (1, 0, 0))])
+    owner.execute(f"INSERT INTO docs SELECT {name}, {metadata}, 1, 1, {text}, '[1, 0, 0]'")
+    assert answer(asker, "q", {"query_embedding": [1, 0, 0], "prompt": {"metadata": True}})["text"]
 
 
 def test_a_document_without_a_name_can_be_cited(owner: Connection, asker: Connection) -> None:

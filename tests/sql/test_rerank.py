@@ -5,6 +5,7 @@ fake-rerank scores the share of the query's distinct words that occur in the tex
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -138,6 +139,17 @@ def test_a_server_that_answers_nonsense(owner: Connection, asker: Connection, lo
         right = {"results": [{"index": 1, "relevance_score": 1}, {"index": 0, "relevance_score": 0.25}]}
         server.handler = reply(right)
         assert [row[:3] for row in rerank(asker, "q", ["a", "b"])] == [(2, "b", 1.0), (1, "a", 0.25)]
+
+
+def test_no_more_of_a_text_is_sent_than_a_model_reads(owner: Connection, asker: Connection, local_sockets: Any) -> None:
+    texts = ["x" * 600_000, "\N{GRINNING FACE}" * 600_000, "y" * 9]
+    scored = {"results": [{"index": n, "relevance_score": 0.5} for n in range(3)]}
+    with hostile(local_sockets, reply(scored)) as server:
+        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+        assert [row[1] for row in rerank(asker, "q", texts)] == texts
+        body = server.requests[-1].partition(b"\r\n\r\n")[2]
+    assert json.loads(body)["documents"] == [text[:524_288] for text in texts]
+    assert len(body) < 5 * 524_288 + 1000
 
 
 def test_server_down(owner: Connection, asker: Connection) -> None:

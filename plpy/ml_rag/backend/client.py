@@ -291,7 +291,7 @@ class ModelServer:
         wait, comes back at the time named.
 
         Raises ServerUnreachable, EngineFailed for a reply that is no JSON, or its error."""
-        body = b"" if payload is None else json.dumps(payload).encode()
+        body = b"" if payload is None else _json(payload)
         while True:
             try:
                 with self._reply(method, path, body, "" if payload is None else "application/json") as reply:
@@ -313,6 +313,14 @@ class ModelServer:
         """The JSON of each line of the reply, at least one, as it arrives."""
         with self._reply("POST", path, body, content_type) as reply:
             yield from map(_parsed, reply.lines())
+
+
+def _json(payload: Any) -> bytes:
+    """At most 6 bytes for each character of a text. Names of files can have what is no character."""
+    try:
+        return json.dumps(payload, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(payload).encode()
 
 
 def _exchange(sock: InterruptibleSocket, head: bytes, body: bytes) -> _Reply:

@@ -61,6 +61,13 @@ def test_the_connection_is_kept(start: Callable[..., HostileServer]) -> None:
     assert server.requests[0].startswith(b"GET /healthz HTTP/1.1\r\n")
 
 
+def test_a_name_that_is_no_text_is_sent_as_it_is(start: Callable[..., HostileServer]) -> None:
+    server = start(reply({}))
+    for name in ("\u00fc\N{GRINNING FACE}\x01", "\u00fc\udc80"):
+        connect(server.address, never).call("POST", "/x", {"name": name})
+        assert json.loads(server.requests[-1].partition(b"\r\n\r\n")[2]) == {"name": name}
+
+
 def test_names_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, Any]] = []
     look_up = socket.getaddrinfo

@@ -91,7 +91,7 @@ def reference(server: HostileServer, method: str, path: str, payload: Any = None
     connection = http.client.HTTPConnection("ml_rag")
     with socket.socket(socket.AF_UNIX) as connection.sock:
         connection.sock.connect(server.address.removeprefix("unix:"))
-        body = None if payload is None else json.dumps(payload)
+        body = None if payload is None else json.dumps(payload, ensure_ascii=False).encode()
         connection.request(method, path, body, {} if body is None else {"Content-Type": "application/json"})
         reply = connection.getresponse()
         reply.msg["body"] = reply.read().decode()
