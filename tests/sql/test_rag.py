@@ -360,12 +360,10 @@ def test_metadata_of_very_many_strings_are_no_trouble(
         " (SELECT jsonb_object_agg(i, 'x') AS many FROM generate_series(1, 500000) AS i) AS m"
     )
     asker.execute("SET statement_timeout = '8s'")
-    if "prompt" in options:
-        with error("22023", "the request has too many values"):
-            answer(asker, "what does the grebe eat", options)
-        return
     found = answer(asker, "what does the grebe eat", {"skip_generate": True, **options})
     assert found["citations"][0]["segment"] == "the grebe eats fish"
     if "citation_fields" in options:
         assert len(found["citations"][0]["a"]) == 500_000
         assert len(found["citations"][0]["metadata"]) == 500_001
+    if "prompt" in options:  # without the metadata, which a request has no room for
+        assert found["text"] == "the grebe eats fish"
