@@ -528,6 +528,34 @@ def test_no_setting_of_a_session_names_for_another_role_what_it_does_not_trust(
             superuser.execute(sql.SQL("ALTER ROLE {} RESET ml_rag.options").format(role))
 
 
+def test_what_a_session_keeps_of_options_is_none_of_a_setting_that_was_there(
+    good: Database, attacker: Connection
+) -> None:
+    """Whoever calls an inner function, which lays no levels below the options, leaves nothing for the next role."""
+    publish(attacker, VIEW)
+    asker, superuser = good.connect("asker"), good.connect()
+    asker_role, tenant = (sql.Identifier(good.role(role)) for role in ("asker", "tenant"))
+    superuser.execute(sql.SQL("GRANT USAGE, CREATE ON SCHEMA public TO {}").format(asker_role))
+    asker.execute(
+        "CREATE FUNCTION public.kept() RETURNS text[] LANGUAGE sql SECURITY DEFINER AS"
+        " $$ SELECT array_agg(DISTINCT s.vector_store) FROM ml_rag_search('contract') AS s $$"
+    )
+    superuser.execute(sql.SQL("SET ROLE {}").format(tenant))
+    for connection in (attacker, superuser):
+        connection.execute('SET ml_rag.options = \'{"vector_store": ["evil.kb"]}\'')
+        for form in ("rows", "citations"):
+            for options in ("{}", '{"skip_generate": true}'):
+                connection.execute(
+                    "SELECT ml_rag._compile_question('contract', %s, NULL, %s, NULL, ml_rag._session_settings())",
+                    (options, form),
+                )
+        connection.execute("RESET ml_rag.options")
+    superuser.execute("RESET ROLE")
+    assert attacker.execute("SELECT public.kept()").fetchone() == (["public.good"],)
+    assert {row[1] for row in search(superuser, "contract")} == {"public.good"}
+    assert ask(superuser)[0]["vector_store"] == ["public.good"]
+
+
 @pytest.mark.parametrize(
     "options",
     [

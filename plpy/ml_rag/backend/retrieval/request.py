@@ -26,7 +26,11 @@ _READ = [
 FILTERS = ("document_name", "exclude_document_name", "filters", "required_keywords", "excluded_keywords")
 _run = Statements(
     {
-        "read": ("SELECT to_jsonb(ml_rag._request('?', ml_rag._parse_rag_options($1)))::text AS request", "jsonb"),
+        "read": (
+            "SELECT to_jsonb(ml_rag._request('?', ml_rag._parse_rag_options($1)))::text AS request,"
+            " ml_rag._layered($1) = $1 AS is_laid",
+            "jsonb",
+        ),
         # without what only SQL reads: numbers of filters can have more digits than Python takes, and deeper arrays
         "options": (
             "SELECT o.options::text AS text, ml_rag._needs_embedding(o.options) AS needs_embedding,"
@@ -122,9 +126,12 @@ def read(plpy: Any, schema: str, options: str, form: str, *, has_vector: bool) -
     if key in _kept:
         _kept.move_to_end(key)
         return _kept[key]
-    request = of_record(plpy, schema, _run(plpy, "read", options)[0]["request"], form, has_vector=has_vector)
+    found = _run(plpy, "read", options)[0]
+    request = of_record(plpy, schema, found["request"], form, has_vector=has_vector)
     # a function can be another one by now, and so can a setting that names a model
-    if len(options) <= LONGEST and request.rerank is None and not request.rewrites and not request.has_functions:
+    is_fixed = request.rerank is None and not request.rewrites and not request.has_functions
+    # whoever calls the function below can give options without the levels that it has set beneath them
+    if len(options) <= LONGEST and is_fixed and found["is_laid"]:
         _kept[key] = request
         if len(_kept) > KEPT:
             _kept.popitem(last=False)
