@@ -186,6 +186,20 @@ def test_whatever_a_text_begins_with_is_text(notes: Connection, models: ModelsSe
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("before", ["", "\n ", "\ufeff"], ids=["first", "blank", "mark"])
+def test_front_matter_of_a_text_is_text(owner: Connection, before: str) -> None:
+    owner.execute(NOTES)
+    texts = [f"{before}---\ntags: zebra\n---\n# Head\nhorse", f"{before}---\ntags: zebra\n---", "---\n\nhorse"]
+    for i, text in enumerate(texts):
+        owner.execute("INSERT INTO notes VALUES (%s, %s, %s)", (i, str(i), text))
+    create(owner, "notes", "{body}", document_name="{title}", destination="table")
+    result = run(owner, "notes")
+    assert (result["embedded"], result["failed"]) == (3, 0)
+    found = search(owner, "zebra", {"semantic_search": False, "keyword_search": True})
+    assert {row[2] for row in found} == {"0", "1"}
+    assert [text.split() for _, _, text in segments(owner) if "Head" not in text][-1] == ["---", "horse"]
+
+
 # -- several at once ---------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from codecs import BOM_UTF8
 from typing import Any
 
@@ -10,14 +11,18 @@ from ml_rag.backend.client import ModelServer
 from ml_rag.backend.load import Upload, documents, multipart, nonsense, rows, segments_and_vectors
 from ml_rag.errors import DocumentError, EngineFailed, MlRagError, from_json
 
+#: what stands before a line that front matter can begin with, and is left out where a document is read
+_BEFORE_RULE = re.compile(r"\A[\s\ufeff]*(?=---)")
+
 
 def embed(server: ModelServer, texts: list[str], request: dict[str, Any]) -> dict[str, list[Any]]:
     """The fields of ml_rag._segments: segments in the order of the texts, and what is wrong with each text.
 
     Raises what every text would get: no model, no server, a reply that is none.
     """
-    # as Markdown in UTF-8, whatever it begins with
-    uploads = [Upload(f"{i}.md", BOM_UTF8 + text.encode(), "", known=False) for i, text in enumerate(texts)]
+    # as Markdown in UTF-8, whatever it begins with: after a blank, front matter is text
+    contents = [BOM_UTF8 + _BEFORE_RULE.sub(" ", text).encode() for text in texts]
+    uploads = [Upload(f"{i}.md", content, "", known=False) for i, content in enumerate(contents)]
     body, content_type = multipart(request, uploads)
     waiting = set(range(len(texts)))
     found: dict[int, list[tuple[int, str, str, str]]] = {}
