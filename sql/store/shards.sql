@@ -118,22 +118,37 @@ $$;
 CREATE FUNCTION ml_rag._check_sharding(store regclass) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: that a store has nothing that its shards could not keep up, nor what goes with a partition or runs
--- as who moves it
+-- as who moves it: an administrator, say
 DECLARE
+  _parts oid[] := ml_rag._parts(store);
   _why text := CASE
     -- that of a partition, with FORCE, hides rows from whoever moves it: they would be lost
-    WHEN EXISTS (SELECT FROM pg_class AS c WHERE c.oid = ANY (ml_rag._parts(store)) AND c.relrowsecurity)
+    WHEN EXISTS (SELECT FROM pg_class AS c WHERE c.oid = ANY (_parts) AND c.relrowsecurity)
       THEN 'It or a partition has row-level security; policies belong on the shards.'
-    WHEN EXISTS (SELECT FROM pg_constraint AS k WHERE k.confrelid = ANY (ml_rag._parts(store))
-      AND k.conrelid <> ALL (ml_rag._parts(store)))
+    WHEN EXISTS (SELECT FROM pg_constraint AS k WHERE k.confrelid = ANY (_parts)
+      AND k.conrelid <> ALL (_parts))
       THEN 'Another table, such as a node group, refers to its rows.'
-    WHEN EXISTS (SELECT FROM pg_rewrite AS r WHERE r.ev_class = ANY (ml_rag._parts(store)))
+    WHEN EXISTS (SELECT FROM pg_rewrite AS r WHERE r.ev_class = ANY (_parts))
       THEN 'It or a partition has a rule.'
+    -- a CHECK can call any function, the others only what they depend on
+    WHEN NOT ml_rag._are_trusted(_parts) AND EXISTS (
+      SELECT FROM pg_constraint AS k WHERE k.conrelid = ANY (_parts) AND k.contype = 'c'
+      UNION ALL SELECT FROM pg_depend AS d
+      LEFT JOIN pg_proc AS p ON d.refclassid = 'pg_proc'::regclass AND p.oid = d.refobjid
+      LEFT JOIN pg_operator AS o ON d.refclassid = 'pg_operator'::regclass AND o.oid = d.refobjid
+      LEFT JOIN pg_type AS y ON d.refclassid = 'pg_type'::regclass AND y.oid = d.refobjid
+      WHERE d.classid = 'pg_class'::regclass AND d.objid = ANY (_parts || ARRAY(
+        SELECT x.indexrelid FROM pg_index AS x WHERE x.indrelid = ANY (_parts)))
+        AND coalesce(p.oid, o.oid, y.oid) IS NOT NULL
+        AND NOT ml_rag._trusts(coalesce(p.proowner, o.oprowner, y.typowner)))
+      THEN 'It is of a role that you do not trust, and its constraints, indexes or types can run code with '
+        'your rights.'
     ELSE
       (SELECT format('"%s" has trigger %I; so have tables with a further embedding or a vectorizer.',
         t.tgrelid::regclass, t.tgname)
-          FROM pg_trigger AS t WHERE t.tgrelid = ANY (ml_rag._parts(store)) AND NOT t.tgisinternal
-          AND t.tgfoid <> 'ml_rag._keep_keywords()'::regprocedure ORDER BY t.tgrelid, t.tgname LIMIT 1)
+          FROM pg_trigger AS t WHERE t.tgrelid = ANY (_parts) AND NOT t.tgisinternal
+          AND (t.tgfoid <> 'ml_rag._keep_keywords()'::regprocedure OR t.tgqual IS NOT NULL)
+          ORDER BY t.tgrelid, t.tgname LIMIT 1)
     END;
 BEGIN
   IF _why IS NOT NULL THEN

@@ -206,12 +206,20 @@ def test_a_partition_with_a_trigger_does_not_move(
             "CREATE RULE evil AS ON DELETE TO four_p1 DO ALSO SELECT run()",
             "has a rule",
         ),
+        (
+            "CREATE FUNCTION run() RETURNS boolean LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE WARNING 'ran'; RETURN true; END $$;"
+            "CREATE TRIGGER evil AFTER DELETE ON four_p1 FOR EACH ROW WHEN (run())"
+            " EXECUTE FUNCTION ml_rag._keep_keywords('{}')",
+            "has trigger evil",
+        ),
     ],
 )
 def test_a_partition_with_a_rule_or_with_what_refers_to_it_does_not_move(
     four: Connection, owner: Connection, shard: Shard, made: str, why: str
 ) -> None:
-    """Rules, and triggers of a table whose rows go with those of a partition, run as who moves it."""
+    """Rules, conditions of triggers, and triggers of a table whose rows go with those of a partition, run as who moves
+    it."""
     four.execute(made.encode())
     owner.execute(
         "CREATE USER MAPPING FOR CURRENT_USER SERVER server0 OPTIONS (user 'loader', password_required 'false')"
@@ -220,6 +228,32 @@ def test_a_partition_with_a_rule_or_with_what_refers_to_it_does_not_move(
     with warnings_of(owner) as said, error("55000", "cannot have shards", why):
         attach(owner, "four", 1, shard, "b")
     assert [message for _, _, message in said if message == "ran"] == []
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "ALTER TABLE four ADD CHECK (run(document_id) > 0)",
+        "CREATE INDEX ON four_p1 (run(document_id))",
+        "CREATE DOMAIN word AS text CHECK (run(length(VALUE)) > 0); ALTER TABLE four ADD word word",
+    ],
+    ids=["constraint", "index", "type"],
+)
+def test_what_a_store_is_made_of_runs_as_nobody_who_does_not_trust_its_owner(
+    four: Connection, owner: Connection, shard: Shard, made: str
+) -> None:
+    """Rows that come back from a shard are inserted: an administrator leaves that to the owner."""
+    four.execute(
+        "CREATE FUNCTION run(bigint) RETURNS bigint IMMUTABLE LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN 1 + abs($1); END $$"
+    )
+    four.execute(made.encode())
+    owner.execute(
+        "CREATE USER MAPPING FOR CURRENT_USER SERVER server0 OPTIONS (user 'loader', password_required 'false')"
+    )
+    with warnings_of(owner) as said, error("55000", "cannot have shards", "a role that you do not trust"):
+        owner.execute("SELECT ml_rag.detach_shard('four', 0)")
+    assert [message for _, _, message in said if message.startswith("ran")] == []
 
 
 KEYS = "SELECT document_id, segment_number FROM four ORDER BY 1, 2"
