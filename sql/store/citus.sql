@@ -12,6 +12,12 @@ DECLARE
   _hint text;
 BEGIN
   PERFORM ml_rag._own_table(store);
+  IF NOT ml_rag._are_trusted(ARRAY[store::oid]) THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('table "%s" is not trusted', store),
+      DETAIL = ml_rag._why_untrusted(store) || ' Its triggers and rules, and those of its table of calls, '
+        'would run with your rights.',
+      HINT = 'Call it as the owner of the table.';
+  END IF;
   PERFORM ml_rag._check_writable('a store cannot be distributed', store);
   PERFORM ml_rag._check_store(store, NULL) WHERE NOT ml_rag._has_vectorizer(store);
   _key := CASE WHEN NOT ml_rag._has_vectorizer(store) THEN 'document_id'

@@ -725,6 +725,39 @@ def test_a_table_that_somebody_distributed(loader: Connection) -> None:
     loader.execute("DROP TABLE bare, bare_calls")
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        "CREATE RULE evil AS ON DELETE TO hostile_calls DO ALSO SELECT run()",
+        "CREATE TRIGGER evil AFTER TRUNCATE ON hostile FOR EACH STATEMENT WHEN (run())"
+        " EXECUTE FUNCTION ml_rag._wake_workers()",
+    ],
+    ids=["again", "at first"],
+)
+def test_who_does_not_trust_its_owner_distributes_no_table(
+    nodes: list[PrivateCluster], loader: Connection, made: str
+) -> None:
+    """Rules and triggers, of its table of calls too, would run with the rights of that role."""
+    loader.execute("SELECT ml_rag.create_store('public.hostile')")
+    loader.execute(
+        "CREATE FUNCTION run() RETURNS boolean LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN true; END $$"
+    )
+    try:
+        if "hostile_calls" in made:
+            distribute(loader, "hostile")
+        loader.execute(made.encode())
+        with (
+            psycopg.connect(nodes[0].dsn, autocommit=True) as administrator,
+            warnings_of(administrator) as said,
+            error("42501", "is not trusted", "belongs to role loader"),
+        ):
+            distribute(administrator, "hostile")
+        assert [message for _, _, message in said if message.startswith("ran")] == []
+    finally:
+        loader.execute("DROP TABLE IF EXISTS hostile, hostile_calls; DROP FUNCTION run()")
+
+
 def test_a_reference_table_is_not_one(loader: Connection) -> None:
     loader.execute("SELECT ml_rag.create_store('public.everywhere')")
     loader.execute("SELECT ml_rag.disable_keyword_search('everywhere')")
