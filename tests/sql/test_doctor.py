@@ -13,6 +13,7 @@ from psycopg.conninfo import make_conninfo
 from ml_rag.cli import main
 from ml_rag.client import doctor
 from support.cluster import Connection, Database
+from support.exchange import exchange
 from support.stores import create_store, fake_embedding
 
 
@@ -146,6 +147,30 @@ def test_no_owner_can_make_it_wait(owner: Connection, db: Database, monkeypatch:
     _, found = findings(db)
     told = str(found["rows without an embedding"]["found"])
     assert f"1 not looked at: public.trap of {db.role('tenant')} (terminating connection" in told
+
+
+def test_what_takes_the_name_of_a_store_that_is_waited_for_runs_no_code_as_its_owner(
+    owner: Connection, db: Database
+) -> None:
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    asker, attacker = db.connect("asker"), db.connect("tenant")
+    create_store(asker, "docs", [("a", 1, 1, "text", fake_embedding("text"))], type="vector(16)")
+    asker.execute("ALTER TABLE docs ALTER segment_embedding DROP NOT NULL")
+    (store,) = doctor.unread_stores(owner)
+    assert (store.nullable, store.is_trusted_by_owner) == (True, True)
+    # what it is called with is rolled back, but for a sequence
+    attacker.execute(
+        "CREATE SEQUENCE ran; GRANT ALL ON SEQUENCE ran TO PUBLIC;"
+        "CREATE FUNCTION run() RETURNS boolean LANGUAGE sql AS $$ SELECT nextval('public.ran') > 0 $$"
+    )
+    planted = (
+        "SELECT NULL::vector(16) AS segment_embedding, 'x' AS segment FROM generate_series(1, 3) WHERE public.run();"
+        "GRANT ALL ON docs TO PUBLIC"
+    )
+    holder, queue = db.connect("tenant"), db.connect("tenant")
+    dsn = make_conninfo(db.dsn, dbname=db.name)
+    exchange(asker, "docs", planted, holder, queue, attacker, lambda: doctor.count_as_owner(dsn, store))
+    assert owner.execute("SELECT is_called FROM ran").fetchone() == (False,)
 
 
 def test_what_a_role_does_not_look_at_is_named(owner: Connection, db: Database) -> None:

@@ -237,7 +237,7 @@ class Unread:
     """A vector store that is not read unasked: reading it could run its owner's code as this role."""
 
     name: str
-    relation: str
+    relation: int
     owner: str
     segment: str
     embedding: str
@@ -252,7 +252,7 @@ def unread_stores(connection: psycopg.Connection) -> list[Unread]:
     """The stores that this role may read, but for those that searches read unasked. Only the catalog is read."""
     rows = connection.execute(
         """
-        SELECT s.vector_store, ml_rag._relation_name(s.relation), pg_get_userbyid(c.relowner), s.segment,
+        SELECT s.vector_store, s.relation::oid::bigint, pg_get_userbyid(c.relowner), s.segment,
           s.segment_embedding, NOT a.attnotnull AND c.relkind IN ('r', 'p'),
           ml_rag._are_trusted(ml_rag._read_with(s.relation), c.relowner), rtrim(w.reason, '.')
         FROM ml_rag.discover((
@@ -278,23 +278,31 @@ def count_as_owner(dsn: str, store: Unread) -> int:
     a statement_timeout raises; the end of its session it cannot.
     """
     function = sql.Identifier("pg_temp", "ml_rag_count")
-    body = sql.SQL("SELECT count(*) FROM {} AS t WHERE t.{} IS NULL AND t.{} ~ '\\S'").format(
-        sql.SQL(store.relation), sql.Identifier(store.embedding), sql.Identifier(store.segment)
-    )
     with psycopg.connect(dsn, connect_timeout=5) as connection, connection.transaction(force_rollback=True):
-        for statement in (
-            sql.SQL(PIN_TRANSACTION),
-            sql.SQL("SET LOCAL check_function_bodies = off"),
-            sql.SQL(
-                "CREATE FUNCTION {}() RETURNS bigint LANGUAGE sql SECURITY DEFINER"
-                " SET search_path = pg_catalog, pg_temp AS {}"
-            ).format(function, body.as_string(connection)),
-            sql.SQL("ALTER FUNCTION {}() OWNER TO {}").format(function, sql.Identifier(store.owner)),
-        ):
-            connection.execute(statement)
         end = threading.Timer(COUNT_SECONDS, _terminate, (dsn, connection.info.backend_pid))
         end.start()
         try:
+            connection.execute(PIN_TRANSACTION)
+            # nothing takes its name, which the owner would read then, and it is that owner's
+            connection.execute(
+                "SELECT ml_rag._hold_filled(ARRAY[r], ARRAY[r], r::regclass, quote_ident(%s)::regrole)"
+                " FROM (SELECT %s::oid) AS s (r)",
+                (store.owner, store.relation),
+            )
+            body = sql.SQL("SELECT count(*) FROM {} AS t WHERE t.{} IS NULL AND t.{} ~ '\\S'").format(
+                sql.SQL(_value(connection, "SELECT ml_rag._relation_name(%s::oid)", store.relation)),
+                sql.Identifier(store.embedding),
+                sql.Identifier(store.segment),
+            )
+            for statement in (
+                sql.SQL("SET LOCAL check_function_bodies = off"),
+                sql.SQL(
+                    "CREATE FUNCTION {}() RETURNS bigint LANGUAGE sql SECURITY DEFINER"
+                    " SET search_path = pg_catalog, pg_temp AS {}"
+                ).format(function, body.as_string(connection)),
+                sql.SQL("ALTER FUNCTION {}() OWNER TO {}").format(function, sql.Identifier(store.owner)),
+            ):
+                connection.execute(statement)
             row = connection.execute(sql.SQL("SELECT {}()").format(function)).fetchone()
         finally:
             end.cancel()
