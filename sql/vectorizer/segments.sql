@@ -273,14 +273,15 @@ $$;
 
 CREATE FUNCTION ml_rag._drop_triggers(relation regclass, pattern text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: drop triggers of a table by their names, and the functions that they run, as far as they are of
--- the table's owner
+-- purpose: drop triggers of a table by their names, and the functions of the table's owner that they run and
+-- that ml_rag has made: whoever may make triggers can make one of such a name that runs another
 -- Writes: the table's definition, as the caller
 DECLARE
   _functions regprocedure[] := ARRAY(
     SELECT DISTINCT t.tgfoid FROM pg_trigger AS t
     JOIN pg_class AS c ON c.oid = t.tgrelid JOIN pg_proc AS p ON p.oid = t.tgfoid AND p.proowner = c.relowner
-    WHERE t.tgrelid = relation AND t.tgname ~ pattern AND NOT t.tgisinternal);
+    WHERE t.tgrelid = relation AND t.tgname ~ pattern AND NOT t.tgisinternal
+      AND strpos(p.prosrc, '-- made by ml_rag.create_vectorizer:') > 0);
   _trigger name;
   _function regprocedure;
 BEGIN

@@ -98,6 +98,19 @@ def test_it_is_dropped_with_its_triggers(items: Connection) -> None:
     assert items.execute(left + " WHERE proname ~ '^items_'").fetchall() == []
 
 
+def test_a_function_of_the_owner_s_stays(db: Database, items: Connection) -> None:
+    """Whoever may make triggers can make one that is called like those of the vectorizer."""
+    items.execute(
+        "CREATE FUNCTION own() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';"
+        "GRANT TRIGGER ON items TO PUBLIC"
+    )
+    tenant = db.connect("tenant")
+    for name in ("~ml_rag_immediate_more", "ml_rag_segments_more"):
+        tenant.execute(f'CREATE TRIGGER "{name}" BEFORE INSERT ON items FOR EACH ROW EXECUTE FUNCTION own()'.encode())
+    items.execute("SELECT ml_rag.drop_vectorizer('items')")
+    assert items.execute("SELECT to_regprocedure('own()') IS NOT NULL").fetchone() == (True,)
+
+
 def test_a_partitioned_table(owner: Connection, models: ModelsServer) -> None:
     owner.execute("CREATE TABLE p (id integer PRIMARY KEY, t text) PARTITION BY RANGE (id)")
     owner.execute("CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10); CREATE TABLE p2 PARTITION OF p DEFAULT")
