@@ -11,7 +11,16 @@ from typing import Any
 
 from ml_rag import abc
 from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip
-from ml_rag.ingest.formats.common import Request, damaged, document, encrypted, metadata, packed, pipe_table
+from ml_rag.ingest.formats.common import (
+    MAX_COLUMNS,
+    Request,
+    damaged,
+    document,
+    encrypted,
+    metadata,
+    packed,
+    pipe_table,
+)
 from ml_rag.ingest.formats.ooxml import diagram, related
 
 #: how XLSX writes a control character, such as the carriage return that other programs put before a line end
@@ -45,9 +54,7 @@ def parse_xlsx(_name: str, content: bytes, _request: Request) -> abc.Document:
         sheets = []
         seen: set[str] = set()
         for sheet in reader.wb.worksheets:
-            sheet.reset_dimensions()  # the declared range is often wrong
-            # max_col would fill every row up
-            cells = (map(_without_controls, row) for row in sheet.iter_rows(values_only=True))
+            cells = (map(_without_controls, row) for row in _values(sheet))
             rows = list(_rows(cells))
             drawings = set(related(reader.archive, sheet._worksheet_path, "/drawing").values()) - seen
             seen |= drawings
@@ -95,6 +102,28 @@ class _Silent:
 
     def flush(self) -> None:
         return None
+
+
+def _values(sheet: Any) -> Iterator[list[Any]]:
+    """The rows of a sheet of openpyxl's, without most of the empty cells before others, which it fills up; of rows that
+    are left out, however many, one."""
+    from openpyxl.worksheet._reader import WorkSheetParser  # type: ignore[import-untyped]
+
+    book, before = sheet.parent, 0
+    formats = {"date_formats": book._date_formats, "timedelta_formats": book._timedelta_formats}
+    with sheet._get_source() as source:
+        parser = WorkSheetParser(source, sheet._shared_strings, data_only=book.data_only, epoch=book.epoch, **formats)
+        for number, row in parser.parse():
+            if number > before + 1:
+                yield []
+            before = number
+            cells: list[Any] = []
+            column = 0
+            for cell in sorted(row, key=lambda cell: cell["column"]):
+                cells += [None] * min(cell["column"] - column - 1, MAX_COLUMNS)
+                cells.append(cell["value"])
+                column = cell["column"]
+            yield cells
 
 
 def _without_controls(value: Any) -> Any:
