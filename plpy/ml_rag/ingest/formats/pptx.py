@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
 from typing import Any
@@ -34,6 +35,10 @@ def parse_pptx(_name: str, content: bytes, request: Request) -> abc.Document:
             seen.add(slide.part)
             slides[number] = slide
             _choose(slide._element)
+            with contextlib.suppress(KeyError):  # without a layout it has no places either
+                layout = slide.slide_layout
+                _look_up(layout.placeholders, lambda one: one.element.ph_idx)
+                _look_up(layout.slide_master.placeholders, lambda one: one.ph_type)
     found, shown = running({number: _edges(slide, deck.slide_height or 0) for number, slide in slides.items()})
     blocks: list[tuple[str, dict[str, Any]]] = []
     for number, slide in slides.items():
@@ -42,6 +47,13 @@ def parse_pptx(_name: str, content: bytes, request: Request) -> abc.Document:
             for draw in _pictures(slide.shapes, 0):
                 blocks += request.pictures.block(draw, {"slide": number})
     return document("pptx", blocks, {**meta, "running_lines": shown} if shown else meta)
+
+
+def _look_up(places: Any, key: Callable[[Any], Any]) -> None:
+    """Have the place that a shape takes over from a layout found at once: python-pptx goes through all for each."""
+    if "get" not in vars(places):
+        known = {key(one): one for one in reversed(list(places))}
+        places.get = lambda idx, default=None: known.get(idx, default)
 
 
 def _choose(root: Any) -> None:
