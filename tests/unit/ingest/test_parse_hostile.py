@@ -82,6 +82,70 @@ def test_boxes_to_tick_around_each_other_take_no_time() -> None:
     assert time.process_time() - started < 8
 
 
+#: name, content, what is in its text; each took a minute and more of processor time
+_SLOW = {
+    "marks out of their order": ("a.txt", f"end a{chr(0x301) * 100_000}{chr(0x316) * 100_000}", "end"),
+    "blanks in front matter": ("a.md", f"---\ntitle: a{' ' * 200_000}x\n---\nend", "end"),
+    "blanks in the name of a voice": ("a.vtt", f"WEBVTT\n\n00:00.000 --> 00:01.000\n<v{' ' * 200_000}end", "end"),
+    "entries in entries": (
+        "a.xml",
+        f"<rss><channel>{'<item><description>' * 900}{'word ' * 80_000}</description>end{'</item></description>' * 899}"
+        "</item></channel></rss>",
+        "end",
+    ),
+    "quotes in quotes": ("a.html", f"{'<blockquote>' * 290}{'a<br>' * 50_000}end", "end"),
+    "lists in lists": ("a.html", f"{'<ul><li>' * 145}{'a<br>' * 50_000}end", "end"),
+    "parameters of parts": (
+        "a.eml",
+        "Subject: a\nMIME-Version: 1.0\nContent-Type: multipart/mixed; boundary=a\n\n--a\n\nend\n"
+        + "".join(f"--a\nContent-Type: text/plain; {'(a)' * 3000}; q={n}\n\nbody\n" for n in range(95)),
+        "end",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", _SLOW)
+def test_what_is_within_itself_takes_no_time(case: str) -> None:
+    name, content, end = _SLOW[case]
+    started = time.process_time()
+    text = parse(name, content.encode()).blocks[0].text
+    assert time.process_time() - started < 12
+    assert end in text
+
+
+def test_a_workbook_with_few_cells_far_apart_takes_no_time() -> None:
+    """4 kB took a minute: openpyxl makes all rows and cells between two."""
+    book = zipfile.ZipFile(io.BytesIO(xlsx({"S": [["a"]]})))
+    parts = {name: book.read(name) for name in book.namelist()}
+    cells = "".join(f'<row r="{n}"><c r="XFD{n}"><v>1</v></c><c r="B{n}"><v>2</v></c></row>' for n in range(1, 500))
+    parts["xl/worksheets/sheet1.xml"] = (
+        '<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><sheetData>'
+        f'{cells}<row r="1000000000000"><c r="B7"><v>77</v></c></row></sheetData></worksheet>'
+    ).encode()
+    started = time.process_time()
+    text = parse("a.xlsx", zipped(parts)).blocks[0].text
+    assert time.process_time() - started < 5
+    assert text.startswith("| 2 | 1 |")
+    assert text.endswith("77")
+
+
+def test_places_of_a_slide_are_looked_up_in_its_layout_once() -> None:
+    """6,000 in 140 kB took more than a minute."""
+    place = (
+        '<p:sp><p:nvSpPr><p:cNvPr id="{0}" name="a"/><p:cNvSpPr/><p:nvPr><p:ph type="body" idx="{0}"/></p:nvPr>'
+        "</p:nvSpPr><p:spPr/><p:txBody><a:bodyPr/><a:p><a:r><a:t>x{0}</a:t></a:r></a:p></p:txBody></p:sp>"
+    )
+    places = "".join(place.format(n) for n in range(100, 3100)).encode() + b"</p:spTree>"
+    deck = zipfile.ZipFile(io.BytesIO(pptx([("title", "text", "")])))
+    parts = {name: deck.read(name) for name in deck.namelist()}
+    for name in parts:
+        if re.fullmatch(r"ppt/(slides/slide|slideLayouts/slideLayout)\d+\.xml", name):
+            parts[name] = parts[name].replace(b"</p:spTree>", places)
+    started = time.process_time()
+    assert "x3099" in parse("a.pptx", zipped(parts)).blocks[0].text
+    assert time.process_time() - started < 12
+
+
 def test_an_attribute_of_html_may_be_long() -> None:
     found = Pictures("vision")
     content = b"<p>before</p><img src='data:image/png;base64," + b"A" * 11_000_000 + b"' alt='alt'><p>after</p>"

@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from ml_rag import abc
@@ -25,6 +26,8 @@ _LINE_ENDS = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
 # From the first blank of a run only: from each of them, 400 kB of blanks within a line took minutes.
 _TRAILING = re.compile(r"(?<![ \t])[ \t]+$", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n{3,}")
+#: as long as no run of marks of a language is
+_MARKS = re.compile(r"[^\w\s\x00-\x7f]{100,}")
 #: what programs write where nobody gave a title or an author
 _NOBODY = frozenset({"(anonymous)", "anonymous", "unknown", "untitled", "none", "user", "python-docx", "openpyxl"})
 _SPACE = re.compile(r"\s+")
@@ -81,8 +84,15 @@ def unknown(detail: str, hint: str) -> DocumentError:
 def clean(text: str) -> str:
     """NFC text with ``\\n`` line ends, without NUL and other control characters, without runs of blank lines."""
     text = _UNWANTED.sub("", _LINE_ENDS.sub("\n", text))
-    text = _TRAILING.sub("", unicodedata.normalize("NFC", text))
+    text = _TRAILING.sub("", unicodedata.normalize("NFC", _MARKS.sub(_in_order, text)))
     return _BLANK_LINES.sub("\n\n", text).strip("\n")
+
+
+def _in_order(run: re.Match[str]) -> str:
+    """Marks in their canonical order, into which ``unicodedata`` moves each of them past all others."""
+    marks = "".join(unicodedata.normalize("NFD", one) for one in run[0])
+    runs = groupby(marks, lambda mark: unicodedata.combining(mark) > 0)
+    return "".join("".join(sorted(found, key=unicodedata.combining) if is_mark else found) for is_mark, found in runs)
 
 
 def one_line(value: object) -> str:

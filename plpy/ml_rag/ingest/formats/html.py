@@ -34,6 +34,9 @@ _BLOCKS = [
     "main", "menu", "optgroup", "option", "search", "summary", "textarea",
 ]  # fmt: skip
 _CELLS = ["td", "th"]
+#: whose lines begin with signs for each of them that is around; in more than so many they do no more
+_MARKED = ["blockquote", "li"]
+_MOST_MARKED = 20
 # Marks between cells and rows while the converter works from the inside out; ``clean`` removes any in the source.
 _OPEN, _CELL, _ROW = "\x1d", "\x1f", "\x1e"
 _MARKS = re.compile(f"[{MARK}\x1c-\x1f]")
@@ -106,7 +109,11 @@ def _metadata(soup: BeautifulSoup) -> dict[str, Any]:
 
 def _convert(soup: BeautifulSoup) -> str:
     labels: set[int] = set()
+    marked: dict[int, int] = {}
     for element in soup.find_all(True):
+        marked[id(element)] = around = marked.get(id(element.parent), 0) + (element.name in _MARKED)
+        if around > _MOST_MARKED and element.name in _MARKED:
+            element.name = "div"
         if element.name in _LABELS or id(element.parent) in labels:
             labels.add(id(element))
             element.name = "span" if element.name == "button" else element.name

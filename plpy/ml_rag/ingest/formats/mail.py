@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from email import message_from_bytes
 from email.policy import EmailPolicy
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, pairwise
 from typing import Any
 
@@ -26,17 +26,27 @@ _QUOTED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)
 
 #: characters of a header that are parsed: Python's parser takes minutes for some of 600 kB
 _LONGEST_HEADER = 10_000
+#: of one that each part has: more than a name of 255 characters takes
+_LONGEST_OF_PART = 2500
 
 
 class _Policy(EmailPolicy):
     """Parameters in a character set that is none are read as UTF-8."""
 
     def header_fetch_parse(self, name: str, value: str) -> Any:
-        value = value[:_LONGEST_HEADER]
+        is_of_part = name.lower().startswith("content-")
+        return _parsed(self, name, value[: _LONGEST_OF_PART if is_of_part else _LONGEST_HEADER])
+
+    def _parse(self, name: str, value: str) -> Any:
         try:
             return super().header_fetch_parse(name, value)
         except (ValueError, LookupError):
             return super().header_fetch_parse(name, _CHARSET.sub(r"\1utf-8'", value))
+
+
+@lru_cache(16)  # each part is asked for its type ten times
+def _parsed(policy: _Policy, name: str, value: str) -> Any:
+    return policy._parse(name, value)
 
 
 def parse_eml(_name: str, content: bytes, request: Request) -> abc.Document:

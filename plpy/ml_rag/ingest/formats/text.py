@@ -23,12 +23,12 @@ _HEADING = re.compile(r"^#[ \t]+(\S.*)$", re.MULTILINE)
 _FRONT_MATTER = re.compile(
     r"""\A---\n((?:#[^\n]*\n)*["']?[\w.-]+["']?[ \t]*:.*?)\n(?:---|\.\.\.)(?:\n|\Z)""", re.DOTALL
 )
-#: where it is no YAML, such as "title: Guide: how to"
-_FRONT_KEY = re.compile(r"""^["']?([\w.-]+)["']?[ \t]*:[ \t]*["']?(.*?)["']?[ \t]*$""", re.MULTILINE)
+#: where it is no YAML, such as "title: Guide: how to"; no line ends with a blank
+_FRONT_KEY = re.compile(r"""^["']?([\w.-]+)["']?[ \t]*:[ \t]*["']?(.*?)["']?$""", re.MULTILINE)
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _RST_UNDERLINE = re.compile(r"""^([=\-`:'"~^_*+#<>])\1{2,}$""")
 _CUE_TIME = re.compile(r"^(?:\d+:)?\d{1,2}:\d{2}[.,]\d{3}\s+-->\s+(?:\d+:)?\d{1,2}:\d{2}[.,]\d{3}.*$")
-_CUE_VOICE = re.compile(r"<v(?:\.[^ \t.<>]+)*[ \t]+([^<>]+)>")
+_CUE_VOICE = re.compile(r"<v(?:\.[^ \t.<>]+)*[ \t]+([^ \t<>][^<>]*)>")
 #: those of WebVTT with their classes, its times, and what SRT has of HTML; any other < is of the text
 _CUE_TAG = re.compile(
     r"</?(?:(?:c|i|b|u|s|ruby|rt)(?:\.[^<>\s]{0,200})?|(?:v|lang|font)(?:[. \t][^<>\n]{0,200})?)>"

@@ -59,7 +59,10 @@ def _feed(root: Any) -> abc.Document:
     parts = [f"# {one_line(title)}"] if title else []
     about = _child(head, "description", "subtitle")
     parts.extend([_markdown(about)] if about else [])
+    texts = [f"{{*}}{name}" for name in _TEXTS]
     for entry in root.iter("{*}item", "{*}entry"):
+        if next(entry.iterancestors(*texts), None) is not None:  # read with that text
+            continue
         parts.append(f"## {one_line(_child(entry, 'title') or 'Untitled')}")
         parts.extend(text for text in (_child(entry, "pubDate", "published", "updated", "date"),) if text)
         parts.extend(dict.fromkeys(filter(None, map(_text, _outermost(entry)))))
