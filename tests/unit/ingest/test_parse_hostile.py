@@ -95,6 +95,7 @@ _SLOW = {
     ),
     "quotes in quotes": ("a.html", f"{'<blockquote>' * 290}{'a<br>' * 50_000}end", "end"),
     "lists in lists": ("a.html", f"{'<ul><li>' * 145}{'a<br>' * 50_000}end", "end"),
+    "items of a list": ("a.html", f"<p>a</p><ol start=3>{'<li>a' * 50_000}<li>x</ol>", "50003. x"),
     "parameters of parts": (
         "a.eml",
         "Subject: a\nMIME-Version: 1.0\nContent-Type: multipart/mixed; boundary=a\n\n--a\n\nend\n"

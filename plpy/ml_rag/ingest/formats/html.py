@@ -132,6 +132,7 @@ def _convert(soup: BeautifulSoup) -> str:
     for element in soup(_BLOCKS):
         element.name = "div"
     _flatten_layout_tables(soup)
+    _number(soup)
     try:
         converter = _converter()
         converter.repeats = Repeats()
@@ -140,6 +141,16 @@ def _convert(soup: BeautifulSoup) -> str:
     except RecursionError:
         # Thousands of nested elements: the text without its structure.
         return soup.get_text("\n", strip=True)
+
+
+def _number(soup: BeautifulSoup) -> None:
+    """Have the items before each of a list counted at once: markdownify goes through them for each."""
+    before: Counter[int] = Counter()
+    items: list[Any] = soup.find_all("li")
+    for item in items:
+        number = before[id(item.parent)]
+        item.find_previous_siblings = lambda _name, number=number: range(number)
+        before[id(item.parent)] += 1
 
 
 def _flatten_layout_tables(soup: BeautifulSoup) -> None:
