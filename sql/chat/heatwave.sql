@@ -94,6 +94,8 @@ DECLARE
   _history jsonb;
   _rag jsonb;
   _answered record;
+  -- in a function that is SECURITY DEFINER, whose caller has the setting
+  _is_definer boolean;
   _told boolean;
 BEGIN
   _options := ml_rag._chat_options();
@@ -124,8 +126,8 @@ BEGIN
     || CASE WHEN _options ? 'table_metadata'
             THEN jsonb_build_object('vector_store_columns', _options -> 'table_metadata') ELSE '{}' END);
   PERFORM ml_rag._check_named('setting ml_rag.chat_options', _rag, '{}') WHERE session_user <> current_user;
-  IF _options ? 'table_metadata' AND session_user <> current_user
-    AND current_setting('role') <> current_user THEN
+  _is_definer := session_user <> current_user AND current_setting('role') <> current_user;
+  IF _options ? 'table_metadata' AND _is_definer THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'setting ml_rag.chat_options names columns',
       DETAIL = 'In a function that is SECURITY DEFINER it is the caller''s, who could have any column shown.',
       HINT = 'Call ml_rag_chat there, with "vector_store_columns".';
@@ -140,7 +142,9 @@ BEGIN
   END IF;
   _answered := ml_rag._answer($1, _rag, _call, _began);
   output := ml_rag._heatwave_output($1, _options, _answered.answer);
+  -- what the answer was made of may be for its owner alone
   PERFORM set_config('ml_rag.chat_options', (output - 'tables'
+    - CASE WHEN _is_definer THEN '{documents,prompt}' ELSE '{}' END::text[]
     || CASE WHEN _options ? 'tables' THEN jsonb_build_object('tables', _options -> 'tables')
       ELSE '{}' END)::text, false);
   IF (_options -> 'report_progress')::boolean THEN

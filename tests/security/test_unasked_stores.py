@@ -607,6 +607,36 @@ def test_a_chat_with_its_owners_rights_shows_no_column_that_its_caller_names(goo
         owner.execute("DROP PROCEDURE told()")
 
 
+def test_a_chat_with_its_owners_rights_leaves_its_caller_no_texts_of_documents(good: Database) -> None:
+    """Of a function that shows the answer alone: the setting is its caller's."""
+    owner, caller = good.connect(), good.connect("tenant")
+    owner.execute(
+        "CREATE FUNCTION said() RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS"
+        " $$ DECLARE out jsonb; BEGIN CALL heatwave_chat('contract', out); RETURN out ->> 'response'; END $$;"
+        "REVOKE SELECT ON good FROM ml_rag_user"
+    )
+    setting = "SELECT current_setting('ml_rag.chat_options')"
+    try:
+        caller.execute('SET ml_rag.chat_options = \'{"retrieve_top_k": 100, "return_prompt": true}\'')
+        said = caller.execute("SELECT said()").fetchone()
+        (kept,) = caller.execute(setting).fetchone() or ()
+        assert "contract notice" not in kept
+        assert not {"documents", "prompt"} & json.loads(kept).keys()
+        assert (json.loads(kept)["response"],) == said
+        caller.execute("SELECT said()")
+        (kept,) = caller.execute(setting).fetchone() or ()
+        assert len(json.loads(kept)["chat_history"]) == 2  # the conversation goes on
+        # who has taken a role by SET ROLE has the setting, too
+        owner.execute("GRANT SELECT ON good TO ml_rag_user")
+        session = good.connect()
+        session.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(good.role("tenant"))))
+        session.execute("CALL heatwave_chat('contract')")
+        (kept,) = session.execute(setting).fetchone() or ()
+        assert "contract notice" in kept
+    finally:
+        owner.execute("DROP FUNCTION said(); GRANT SELECT ON good TO ml_rag_user")
+
+
 def test_only_a_superuser_can_make_others_trust_a_role(
     good: Database, attacker: Connection, grants: Callable[[str], None]
 ) -> None:
