@@ -186,7 +186,7 @@ def test_whatever_a_text_begins_with_is_text(notes: Connection, models: ModelsSe
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("before", ["", "\n ", "\ufeff"], ids=["first", "blank", "mark"])
+@pytest.mark.parametrize("before", ["", "\n ", "\ufeff", "\x01\xad"], ids=["first", "blank", "mark", "control"])
 def test_front_matter_of_a_text_is_text(owner: Connection, before: str) -> None:
     owner.execute(NOTES)
     texts = [f"{before}---\ntags: zebra\n---\n# Head\nhorse", f"{before}---\ntags: zebra\n---", "---\n\nhorse"]

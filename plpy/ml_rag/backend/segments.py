@@ -11,8 +11,8 @@ from ml_rag.backend.client import ModelServer
 from ml_rag.backend.load import Upload, documents, multipart, nonsense, rows, segments_and_vectors
 from ml_rag.errors import DocumentError, EngineFailed, MlRagError, from_json
 
-#: what stands before a line that front matter can begin with, and is left out where a document is read
-_BEFORE_RULE = re.compile(r"\A[\s\ufeff]*(?=---)")
+#: before a line that front matter can begin with; some of that is left out where a document is read
+_BEFORE_RULE = re.compile(r"\A[^-\w]*(?=---)")
 
 
 def embed(server: ModelServer, texts: list[str], request: dict[str, Any]) -> dict[str, list[Any]]:
@@ -21,7 +21,7 @@ def embed(server: ModelServer, texts: list[str], request: dict[str, Any]) -> dic
     Raises what every text would get: no model, no server, a reply that is none.
     """
     # as Markdown in UTF-8, whatever it begins with: after a blank, front matter is text
-    contents = [BOM_UTF8 + _BEFORE_RULE.sub(" ", text).encode() for text in texts]
+    contents = [BOM_UTF8 + _BEFORE_RULE.sub(r"\g<0> ", text).encode() for text in texts]
     uploads = [Upload(f"{i}.md", content, "", known=False) for i, content in enumerate(contents)]
     body, content_type = multipart(request, uploads)
     waiting = set(range(len(texts)))
