@@ -433,11 +433,11 @@ $$;
 CREATE EVENT TRIGGER ml_rag_keep_schemas ON ddl_command_end WHEN TAG IN ('ALTER SCHEMA', 'ALTER EXTENSION')
 EXECUTE FUNCTION ml_rag._keep_schemas();
 
--- Whose schema they are in could drop them with it, which needs no right on what a schema has, and put others
--- in their place: whoever is calling ml_rag just then, a superuser too, waits for a table of that name and
--- finds the new one. No event trigger sees what is dropped before it is gone, this one among it. But no table
--- is dropped that the session itself is reading. So before a role that may not drop the extension drops
--- anything that could have it, a cursor is opened, which ends with the transaction.
+-- The owner of the schema that they are in could drop them with it, without a right on what a schema has,
+-- and put others in their place: a session that is calling ml_rag just then, a superuser's too, waits for a
+-- table of that name and finds the new one. An event trigger of sql_drop would come too late: it is dropped,
+-- too. But PostgreSQL drops no table that the session itself is reading. So a cursor is opened before a role
+-- that may not drop the extension drops what could have it; it ends with the transaction.
 
 CREATE FUNCTION ml_rag._tell_dropper() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp AS $$

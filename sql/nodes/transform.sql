@@ -40,7 +40,7 @@ BEGIN
       AND has_function_privilege(c.relowner, _function, 'EXECUTE'))) THEN
     RAISE EXCEPTION USING ERRCODE = '42501',
       MESSAGE = format('the owner of "%s" may not execute function %s', store::regclass, _function),
-      DETAIL = 'It would run with the rights of whoever fills the node group.';
+      DETAIL = 'It would run with the rights of the role that fills the node group.';
   ELSIF NOT ml_rag._trusts(_found.schema_owner) THEN
     RAISE EXCEPTION USING ERRCODE = '42501',
       MESSAGE = format('function %s is in a schema of a role that is not trusted', _function),
@@ -52,7 +52,7 @@ BEGIN
   ELSIF NOT ml_rag._trusts(_found.owner) THEN
     RAISE EXCEPTION USING ERRCODE = '42501',
       MESSAGE = format('function %s belongs to a role that is not trusted', _function),
-      DETAIL = 'It would run with the rights of whoever fills the node group.',
+      DETAIL = 'It would run with the rights of the role that fills the node group.',
       HINT = 'Let the owner of the table call ml_rag.refresh_node_groups.';
   END IF;
   RETURN _function;

@@ -98,7 +98,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: how relevant each text is to the query, 0-1, in the order of the texts; model_id: a cross-encoder,
 -- or hybrid
 DECLARE
-  -- what a model of 8192 tokens is given of a text: whoever may write a row decides how long it is
+  -- what a model of 8192 tokens is given of a text: a row can be of any length
   _longest CONSTANT integer := 524288;
   _scores double precision[];
   _error jsonb;

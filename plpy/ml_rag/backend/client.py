@@ -316,7 +316,7 @@ class ModelServer:
 
 
 def _json(payload: Any) -> bytes:
-    """At most 6 bytes for each character of a text. Names of files can have what is no character."""
+    """At most 6 bytes for each character of a text. Names of files can have halves of characters."""
     try:
         return json.dumps(payload, ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -130,7 +130,7 @@ def read(plpy: Any, schema: str, options: str, form: str, *, has_vector: bool) -
     request = of_record(plpy, schema, found["request"], form, has_vector=has_vector)
     # a function can be another one by now, and so can a setting that names a model
     is_fixed = request.rerank is None and not request.rewrites and not request.has_functions
-    # whoever calls the function below can give options without the levels that it has set beneath them
+    # a caller of the inner function can give options without the levels that its settings lay beneath them
     if len(options) <= LONGEST and is_fixed and found["is_laid"]:
         _kept[key] = request
         if len(_kept) > KEPT:

@@ -34,7 +34,7 @@ _BLOCKS = [
     "main", "menu", "optgroup", "option", "search", "summary", "textarea",
 ]  # fmt: skip
 _CELLS = ["td", "th"]
-#: whose lines begin with signs for each of them that is around; in more than so many they do no more
+#: elements that put a sign before each line within them, and the depth beyond which they put none
 _MARKED = ["blockquote", "li"]
 _MOST_MARKED = 20
 # Marks between cells and rows while the converter works from the inside out; ``clean`` removes any in the source.

@@ -12,7 +12,7 @@ from urllib.parse import quote
 #: how citations reach the user: annotations, and in the text what has no address; only annotations; all in the text
 STYLES = ("auto", "annotations", "text")
 
-#: characters of a document's title, and of its name, which whoever writes a row makes as long as they like
+#: characters of a document's title, and of its name: those of a row can be of any length
 TITLE, NAME = 200, 4000
 
 #: of a marker: there are at most 100 citations, and one without end would be gone through again with each piece of it
