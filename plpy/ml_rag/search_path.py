@@ -6,7 +6,7 @@ looked up before it is set.
 
 role: code of that role can leave it again, and has the rights of a superuser if the session is a superuser's.
 
-And against a schema ml_rag of somebody's in a database without the extension, such as one that it was dropped from.
+And against a schema ml_rag that another role has made in a database without the extension, as after it was dropped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AND NOT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'ml_rag')
 
 
 class ForeignSchema(MlRagError):
-    """What is called ml_rag here is somebody else's."""
+    """The schema ml_rag is not that of the extension."""
 
     sqlstate = "42501"
 

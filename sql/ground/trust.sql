@@ -79,8 +79,8 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: a relation and all whose code can run when it is read: its parts, what a view or a policy reads,
 -- and their parts
 -- Policies that do not apply to the caller, as they do not to the owner of the table, do not run; those of
--- what a view reads are checked for the owner of the view. Functions that run for a view or a policy are a
--- matter of whoever wrote that.  Reads: the catalog
+-- what a view reads are checked for the owner of the view. The role that wrote a view or a policy answers
+-- for the functions in it.  Reads: the catalog
 BEGIN
   IF (SELECT c.relkind <> 'v' AND NOT c.relhassubclass AND NOT row_security_active(c.oid) FROM pg_class AS c
     WHERE c.oid = relation) THEN
@@ -441,7 +441,7 @@ EXECUTE FUNCTION ml_rag._keep_schemas();
 
 CREATE FUNCTION ml_rag._tell_dropper() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp AS $$
--- purpose: leave word in a setting whether the role that drops is an owner of the extension, for
+-- purpose: note in a setting whether the role that drops is an owner of the extension, for
 -- ml_rag._keep_tables, which runs next and has its owner's rights  Reads: the catalog
 BEGIN
   PERFORM set_config('ml_rag.may_drop', pg_has_role(e.extowner, 'USAGE')::text, true)

@@ -274,7 +274,7 @@ $$;
 CREATE FUNCTION ml_rag._drop_triggers(relation regclass, pattern text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: drop triggers of a table by their names, and the functions of the table's owner that they run and
--- that ml_rag has made: whoever may make triggers can make one of such a name that runs another
+-- that ml_rag has made: a role with TRIGGER can make one of such a name that runs another
 -- Writes: the table's definition, as the caller
 DECLARE
   _functions regprocedure[] := ARRAY(

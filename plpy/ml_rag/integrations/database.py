@@ -187,7 +187,7 @@ def _shallow(text: str) -> str:
 
 
 def _read_json(text: str | bytes) -> Any:
-    """JSON of the database; what Python cannot read, or write again, of somebody's metadata fails nobody's call.
+    """JSON of the database; what Python cannot read, or write again, of the metadata of a row fails no call.
 
     A longer whole number and one beyond floating point stay texts, and what is nested too deep is null.
     """
