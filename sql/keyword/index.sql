@@ -86,7 +86,8 @@ BEGIN
       DETAIL = 'The snapshot of the transaction does not show it.',
       HINT = 'Try again, in a new transaction.';
   END IF;
-  -- matches: the columns are there, of types whose conversion to text runs nobody's code and never changes
+  -- matches: the columns are there, of types whose conversion to text runs nobody's code and never changes.
+  -- Above READ COMMITTED they can have other types by now: each is read by concat, see ml_rag._key_values
   SELECT i AS index, (
       SELECT count(*) FROM pg_attribute AS a
       WHERE a.attrelid = i.store AND a.attnum > 0 AND NOT a.attisdropped AND (
@@ -203,7 +204,8 @@ BEGIN
     -- a large statement makes runs of its rows itself: they are its own, so that nobody else can be at it; so
     -- does one of a long text, which each search would read as long as it waits
     IF _is_usual THEN
-      _is_large := (SELECT count(*) >= _portion OR coalesce(max(octet_length(n.segment)), 0) > _long
+      _is_large := (
+        SELECT count(*) >= _portion OR coalesce(max(octet_length(concat(n.segment))), 0) > _long
         FROM ml_rag_new AS n);
     ELSE
       EXECUTE format('SELECT count(*) >= %s OR coalesce(max(octet_length(concat(n.%I%s))), 0) > %s'
