@@ -304,12 +304,20 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- of its own run, by a condition too, or a text as a statement, by an argument of another's function. Only
 -- the owner can ENABLE ALWAYS a trigger. A role with REFERENCES on a table of segments can have others change
 -- when its rows are deleted; keys of the table itself are not changed.
--- Reads: the catalog  Errors: 40001; 42501; 55000 isolation level
+-- A role that may also execute the function, as it can by default privileges, can have it run by a trigger
+-- without transition tables: their names must not lead to a temporary view, whose functions would run then.
+-- Reads: the catalog  Errors: 40001; 42501; 55000 isolation level, name of a transition table
 DECLARE
   _refers boolean := filled <> relation;
   _tables oid[] := CASE WHEN _refers THEN ml_rag._changed_with(filled) ELSE ml_rag._parts(filled) END;
   _found record;
 BEGIN
+  IF coalesce(to_regclass('pg_temp.ml_rag_new'), to_regclass('pg_temp.ml_rag_old')) IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('rows of "%s" cannot be written', relation),
+      DETAIL = format('Relation %s has the name of a transition table of its triggers.',
+        coalesce(to_regclass('pg_temp.ml_rag_new'), to_regclass('pg_temp.ml_rag_old'))),
+      HINT = 'Drop or rename that relation.';
+  END IF;
   IF NOT ml_rag._are_trusted(ml_rag._parts(relation) || ml_rag._parts(filled)) THEN
     RAISE EXCEPTION USING ERRCODE = '42501',
       MESSAGE = format('the trigger function of "%s" is of role %s, which does not trust the owner of the '

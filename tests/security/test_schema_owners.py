@@ -377,6 +377,35 @@ def test_who_may_make_triggers_on_a_table_runs_no_code_as_its_owner(
     assert attacker.execute("SELECT count(*) FROM hers.ran").fetchone() == (0,)
 
 
+@pytest.mark.parametrize("options", ['"mode": "immediate"', '"destination": "table"'])
+def test_no_view_takes_the_place_of_the_rows_of_a_statement_as_the_owner(
+    db: Database, owner: Connection, attacker: Connection, options: str
+) -> None:
+    """By default privileges a role may execute the functions, and make triggers of them that have no such rows."""
+    role = sql.Identifier(db.role("tenant"))
+    owner.execute(sql.SQL("CREATE SCHEMA app; GRANT USAGE ON SCHEMA app TO {}").format(role))
+    for kind in ("TABLES", "FUNCTIONS"):
+        given = "ALTER DEFAULT PRIVILEGES IN SCHEMA app GRANT ALL ON {} TO {}"
+        owner.execute(sql.SQL(given).format(sql.SQL(kind), role))
+    owner.execute("CREATE TABLE app.items (id integer PRIMARY KEY, name text)")
+    made = f'{{"columns": "name", "keyword_search": false, {options}}}'
+    owner.execute("SELECT ml_rag.create_vectorizer('app.items', %s)", (made,))
+    attacker.execute(
+        "CREATE TABLE hers.ran (who name); GRANT INSERT ON hers.ran TO PUBLIC;"
+        "CREATE FUNCTION hers.evil() RETURNS boolean LANGUAGE plpgsql AS"
+        " $$BEGIN INSERT INTO hers.ran SELECT current_user; RETURN true; END$$;"
+        "CREATE VIEW pg_temp.ml_rag_new AS SELECT 1 AS id, ''::text AS segment, NULL::text AS segment_embedding"
+        " WHERE hers.evil(); GRANT SELECT ON pg_temp.ml_rag_new TO PUBLIC"
+    )
+    ((function,),) = owner.execute("SELECT proname FROM pg_proc WHERE prorettype = 'trigger'::regtype"
+                                   " AND pronamespace = 'app'::regnamespace")  # fmt: skip
+    create_trigger = "CREATE TRIGGER evil AFTER INSERT ON app.items EXECUTE FUNCTION {}()"
+    attacker.execute(sql.SQL(create_trigger).format(sql.Identifier("app", function)))
+    with error("55000", 'rows of "app.items" cannot be written', "Drop or rename that relation"):
+        attacker.execute("INSERT INTO app.items VALUES (1, 'lamp')")
+    assert attacker.execute("SELECT count(*) FROM hers.ran").fetchone() == (0,)
+
+
 @pytest.mark.parametrize(
     ("trigger", "condition"),
     [
