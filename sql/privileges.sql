@@ -19,13 +19,14 @@ $$;
 -- who may load may also ask
 GRANT ml_rag_user TO ml_rag_loader;
 
--- Whatever ALTER DEFAULT PRIVILEGES of whoever creates the extension gives to PUBLIC is taken away too.
-REVOKE ALL ON SCHEMA ml_rag, ml_rag_internal FROM PUBLIC;
-REVOKE ALL ON ALL TABLES IN SCHEMA ml_rag, ml_rag_internal FROM PUBLIC;
-REVOKE ALL ON ALL SEQUENCES IN SCHEMA ml_rag, ml_rag_internal FROM PUBLIC;
-
 DO $do$
 DECLARE
+  -- whatever ALTER DEFAULT PRIVILEGES of whoever creates the extension gives, to PUBLIC or a role, is taken
+  -- away
+  _others text := concat_ws(', ', 'PUBLIC', (
+    SELECT string_agg(DISTINCT g.grantee::regrole::text, ', ')
+    FROM pg_default_acl AS d CROSS JOIN LATERAL aclexplode(d.defaclacl) AS g
+    WHERE d.defaclrole = quote_ident(current_user)::regrole AND g.grantee NOT IN (0, d.defaclrole)));
   _routines regprocedure[] := ARRAY(
     SELECT p.oid FROM pg_proc AS p JOIN pg_depend AS d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
     JOIN pg_extension AS e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
@@ -48,7 +49,10 @@ DECLARE
   _names text[];
   _objects text[];
 BEGIN
-  EXECUTE format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', array_to_string(_routines, ', '));
+  EXECUTE format('REVOKE ALL ON SCHEMA ml_rag, ml_rag_internal FROM %s', _others);
+  EXECUTE format('REVOKE ALL ON ALL TABLES IN SCHEMA ml_rag, ml_rag_internal FROM %s', _others);
+  EXECUTE format('REVOKE ALL ON ALL SEQUENCES IN SCHEMA ml_rag, ml_rag_internal FROM %s', _others);
+  EXECUTE format('REVOKE ALL ON ROUTINE %s FROM %s', array_to_string(_routines, ', '), _others);
 
   FOR _granted IN SELECT g.* FROM (VALUES
     -- the name of a routine stands for all its signatures

@@ -109,19 +109,22 @@ def test_every_object_of_the_extension_is_in_the_golden_catalog(module_owner: Co
     assert found == Counter(dict(members))
 
 
-def test_default_privileges_open_nothing(cluster: Cluster) -> None:
+@pytest.mark.parametrize("grantee", ["PUBLIC", "ml_rag_user", "reader"])
+def test_default_privileges_open_nothing(cluster: Cluster, grantee: str) -> None:
     """Whoever creates the extension may have set some long ago, for tables of an application."""
     with cluster.database("template0") as database:
         owner = database.connect()
+        role = sql.SQL("PUBLIC") if grantee == "PUBLIC" else sql.Identifier(database.role("asker"))
+        role = sql.Identifier(grantee) if grantee == "ml_rag_user" else role
         kinds = ("TABLES", "SEQUENCES", "ROUTINES", "SCHEMAS")
         for kind in kinds:
-            owner.execute(f"ALTER DEFAULT PRIVILEGES GRANT ALL ON {kind} TO PUBLIC")
+            owner.execute(sql.SQL("ALTER DEFAULT PRIVILEGES GRANT ALL ON {} TO {}").format(sql.SQL(kind), role))
         try:
             owner.execute("CREATE EXTENSION ml_rag CASCADE")
             assert catalog(owner) == GOLDEN.read_text().splitlines()
         finally:
             for kind in kinds:
-                owner.execute(f"ALTER DEFAULT PRIVILEGES REVOKE ALL ON {kind} FROM PUBLIC")
+                owner.execute(sql.SQL("ALTER DEFAULT PRIVILEGES REVOKE ALL ON {} FROM {}").format(sql.SQL(kind), role))
 
 
 def test_nothing_is_granted_to_public(module_owner: Connection) -> None:
