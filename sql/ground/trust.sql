@@ -383,14 +383,15 @@ BEGIN
     WHERE d.classid = 'pg_trigger'::regclass AND d.objid = t.oid AND coalesce(p.oid, o.oid, y.oid) IS NOT NULL
     UNION ALL SELECT a.grantee, 'grant' FROM aclexplode(c.relacl) AS a
     WHERE a.privilege_type = 'TRIGGER' AND t.tgenabled <> 'A' AND (t.tgqual IS NOT NULL OR t.tgnargs > 0)
-    -- of a role that may create triggers no more: what can run a statement, check a domain that a text names,
-    -- set a path or read a file; of extensions, ml_rag's functions too, whatever depends on more than its
-    -- arguments
+    -- of a role that may create triggers no more: what can run a statement, check a domain that a text or an
+    -- OID names, as input functions of types do, set a path or read a file; of extensions, ml_rag's functions
+    -- too, whatever depends on more than its arguments
     UNION ALL SELECT NULL, p.proname FROM regexp_matches(t.tgqual::text, ':funcid ([0-9]+)', 'g') AS f (match)
     JOIN pg_proc AS p ON p.oid = f.match[1]::oid
     WHERE t.tgenabled <> 'A' AND CASE
       WHEN p.pronamespace = 'pg_catalog'::regnamespace
         THEN p.provolatile = 'v' OR p.proname ~ '_to_xml|^pg_input_'
+          OR 'cstring'::regtype = ANY (p.proargtypes::oid[])
       ELSE p.provolatile <> 'i' AND EXISTS (SELECT FROM pg_depend AS e
         WHERE e.classid = 'pg_proc'::regclass AND e.objid = p.oid AND e.deptype = 'e') END) AS r (role, why)
   WHERE t.tgrelid = ANY (_tables) AND NOT t.tgisinternal AND t.tgenabled <> 'D'

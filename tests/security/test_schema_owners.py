@@ -416,6 +416,9 @@ def test_no_view_takes_the_place_of_the_rows_of_a_statement_as_the_owner(
         ("~ml_rag_segment_embedding", "hers.evil()"),
         ("evil", "OLD.name OPERATOR(hers.<~>) NEW.name"),
         ("evil", "OLD.name::hers.checked IS NOT NULL"),
+        ("evil", "record_in('(x)', '{row}', -1) IS NOT NULL"),
+        ("evil", "domain_in('x', '{checked}', -1) IS NOT NULL"),
+        ("evil", "array_in('{x}', '{checked}', -1) IS NOT NULL"),
         (
             "evil",
             "ml_rag._passing_rows(jsonb_populate_record(NULL::ml_rag.store,"
@@ -440,6 +443,13 @@ def test_who_may_make_triggers_on_a_table_runs_no_code_as_its_owner_by_a_conditi
         "CREATE VIEW hers.evil AS SELECT hers.evil() AS it; GRANT SELECT ON hers.evil TO PUBLIC;"
         "CREATE OPERATOR hers.<~> (LEFTARG = text, RIGHTARG = text, FUNCTION = hers.evil);"
         "CREATE DOMAIN hers.checked AS text CHECK (hers.evil());"
+        "CREATE TYPE hers.row AS (x hers.checked)"
+    )
+    # by their OIDs, on which nothing depends
+    for name in ("checked", "row"):
+        ((oid,),) = attacker.execute(f"SELECT 'hers.{name}'::regtype::oid".encode()).fetchall()
+        condition = condition.replace(f"{{{name}}}", str(oid))
+    attacker.execute(
         f'CREATE OR REPLACE TRIGGER "{trigger}" BEFORE UPDATE ON shared.items FOR EACH ROW WHEN ({condition})'
         " EXECUTE FUNCTION suppress_redundant_updates_trigger()".encode()
     )
