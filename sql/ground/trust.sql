@@ -220,25 +220,29 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._hold(relations oid[]) RETURNS void
+CREATE FUNCTION ml_rag._hold(relations oid[], from_triggers boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: these relations keep their names and owners until the end of the transaction; a check of owners
 -- comes after it
 -- A statement looks its names up again once it has the lock that it waited for. Whoever may create in a
 -- schema can make it wait until the owner of a relation has renamed or dropped that, and put another one
--- there. PREPARE takes the lock and runs nothing.
+-- there. PREPARE takes the lock and runs nothing, nor asks for a privilege. from_triggers: nor do tables get
+-- other triggers
 -- Errors: 42P01
 DECLARE
   _relation regclass;
   _name text;
+  _statement text;
 BEGIN
   FOREACH _relation IN ARRAY relations LOOP
     _name := ml_rag._relation_name(_relation);
+    _statement := format('PREPARE ml_rag_held AS %s FROM ONLY %s',
+      CASE WHEN from_triggers THEN 'DELETE' ELSE 'SELECT' END, _name);
     BEGIN
-      EXECUTE format('PREPARE ml_rag_held AS SELECT FROM ONLY %s', _name);
+      EXECUTE _statement;
     EXCEPTION WHEN duplicate_prepared_statement THEN
       -- left by a call that was cancelled between the two
-      EXECUTE format('DEALLOCATE ml_rag_held; PREPARE ml_rag_held AS SELECT FROM ONLY %s', _name);
+      EXECUTE concat('DEALLOCATE ml_rag_held; ', _statement);
     END;
     EXECUTE 'DEALLOCATE ml_rag_held';
     PERFORM ml_rag._check_name(_name, _relation);

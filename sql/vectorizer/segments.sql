@@ -79,8 +79,8 @@ BEGIN
   PERFORM ml_rag._refuse_foreign_schema(_table);
   PERFORM ml_rag._refuse_foreign_schema(relation);
   IF operation <> 'ALL' THEN
-    -- no trigger comes between the check and the statements
-    EXECUTE format('LOCK TABLE %s IN ROW EXCLUSIVE MODE', _segments);
+    -- no trigger comes between the check and the statements, nor one of what changes with the segments
+    PERFORM ml_rag._hold(ml_rag._changed_with(_table), true);
     PERFORM ml_rag._refuse_foreign_trigger(relation, _table);
   END IF;
   -- the key of the segments is that of the source, and the number

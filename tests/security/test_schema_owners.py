@@ -667,3 +667,42 @@ def test_a_trigger_of_a_child_that_is_made_meanwhile_runs_no_code(
     writer.join(30)
     assert attacker.execute("SELECT count(*) FROM hers.ran").fetchone() == (0,)
     assert found == ["42501"]
+
+
+@pytest.mark.parametrize("when", ["BEFORE", "AFTER"])
+def test_a_trigger_of_nodes_that_is_made_meanwhile_runs_no_code(
+    db: Database, owner: Connection, attacker: Connection, when: str
+) -> None:
+    """Nodes go with their segments, whose lock tells nothing of a trigger on the nodes that is not yet committed."""
+    owner.execute("CREATE SCHEMA shared; GRANT USAGE ON SCHEMA shared TO PUBLIC")
+    owner.execute("CREATE TABLE shared.items (id integer PRIMARY KEY, name text)")
+    owner.execute("INSERT INTO shared.items VALUES (1, 'lamp')")
+    create(owner, "shared.items", columns="name", destination="table")
+    owner.execute("CALL ml_rag.run_vectorizer('shared.items')")
+    owner.execute("CALL ml_rag.create_node_group('shared.items_segments', 'nodes', '{\"transform\": \"sentence\"}')")
+    role = sql.Identifier(db.role("tenant"))
+    owner.execute(sql.SQL("GRANT SELECT, UPDATE ON shared.items TO {}").format(role))
+    owner.execute(sql.SQL("GRANT TRIGGER ON shared.items_segments_nodes TO {}").format(role))
+    attacker.execute(
+        "CREATE TABLE hers.ran (who name); GRANT INSERT ON hers.ran TO PUBLIC;"
+        "CREATE FUNCTION hers.evil() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN INSERT INTO hers.ran SELECT current_user; RETURN OLD; END$$;"
+        f"BEGIN; CREATE TRIGGER evil {when} DELETE ON shared.items_segments_nodes"
+        " FOR EACH ROW EXECUTE FUNCTION hers.evil()".encode()
+    )
+    other = db.connect("tenant")
+    found: list[str] = []
+
+    def write() -> None:
+        try:
+            other.execute("UPDATE shared.items SET name = 'chair'")
+        except psycopg.Error as e:
+            found.append(str(e.sqlstate))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    wait_until(lambda: owner.execute("SELECT FROM pg_locks WHERE NOT granted").fetchone() is not None)
+    attacker.execute("COMMIT")
+    writer.join(30)
+    assert attacker.execute("SELECT count(*) FROM hers.ran").fetchone() == (0,)
+    assert found == ["42501"]
