@@ -79,8 +79,13 @@ BEGIN
   PERFORM ml_rag._refuse_foreign_schema(_table);
   PERFORM ml_rag._refuse_foreign_schema(relation);
   IF operation <> 'ALL' THEN
-    -- no trigger comes between the check and the statements, nor one of what changes with the segments
-    PERFORM ml_rag._hold(ml_rag._changed_with(_table), true);
+    -- no trigger comes between the check and the statements, nor one of what changes with the segments, where
+    -- others than its owner may make one: who writes to all of these waits until their indexes are built
+    PERFORM ml_rag._hold(ARRAY(
+      SELECT c.oid FROM unnest(ml_rag._changed_with(_table)) AS t (oid) JOIN pg_class AS c ON c.oid = t.oid
+      WHERE c.oid = _table OR EXISTS (SELECT FROM aclexplode(c.relacl) AS a
+        WHERE a.privilege_type = 'TRIGGER' AND a.grantee <> c.relowner)
+      ORDER BY c.oid), true);
     PERFORM ml_rag._refuse_foreign_trigger(relation, _table);
   END IF;
   -- the key of the segments is that of the source, and the number
