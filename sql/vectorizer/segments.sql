@@ -83,8 +83,11 @@ BEGIN
     -- others than its owner may make one: who writes to all of these waits until their indexes are built
     PERFORM ml_rag._hold(ARRAY(
       SELECT c.oid FROM unnest(ml_rag._changed_with(_table)) AS t (oid) JOIN pg_class AS c ON c.oid = t.oid
-      WHERE c.oid = _table OR EXISTS (SELECT FROM aclexplode(c.relacl) AS a
-        WHERE a.privilege_type = 'TRIGGER' AND a.grantee <> c.relowner)
+      WHERE c.oid = _table OR EXISTS (
+        SELECT FROM (SELECT c.relacl AS acl
+          UNION ALL SELECT n.attacl FROM pg_attribute AS n WHERE n.attrelid = c.oid) AS g
+        CROSS JOIN LATERAL aclexplode(g.acl) AS a
+        WHERE a.privilege_type IN ('TRIGGER', 'REFERENCES') AND a.grantee <> c.relowner)
       ORDER BY c.oid), true);
     PERFORM ml_rag._refuse_foreign_trigger(relation, _table);
   END IF;

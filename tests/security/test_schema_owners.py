@@ -669,9 +669,25 @@ def test_a_trigger_of_a_child_that_is_made_meanwhile_runs_no_code(
     assert found == ["42501"]
 
 
-@pytest.mark.parametrize("when", ["BEFORE", "AFTER"])
-def test_a_trigger_of_nodes_that_is_made_meanwhile_runs_no_code(
-    db: Database, owner: Connection, attacker: Connection, when: str
+TO_NODES = "CREATE TRIGGER evil {} DELETE ON shared.items_segments_nodes"
+BEYOND_NODES = (
+    "CREATE TABLE hers.t (id integer, s integer, n integer, FOREIGN KEY (id, s, n) REFERENCES"
+    " shared.items_segments_nodes ON DELETE CASCADE); INSERT INTO hers.t VALUES (1, 1, 1);"
+    "CREATE TRIGGER evil AFTER DELETE ON hers.t"
+)
+
+
+@pytest.mark.parametrize(
+    ("privilege", "made"),
+    [
+        ("TRIGGER", TO_NODES.format("BEFORE")),
+        ("TRIGGER", TO_NODES.format("AFTER")),
+        ("REFERENCES", BEYOND_NODES),
+        ("REFERENCES (source_id, segment_number, node_number)", BEYOND_NODES),
+    ],
+)
+def test_a_trigger_that_goes_with_nodes_and_is_made_meanwhile_runs_no_code(
+    db: Database, owner: Connection, attacker: Connection, privilege: str, made: str
 ) -> None:
     """Nodes go with their segments, whose lock tells nothing of a trigger on the nodes that is not yet committed."""
     owner.execute("CREATE SCHEMA shared; GRANT USAGE ON SCHEMA shared TO PUBLIC")
@@ -682,13 +698,13 @@ def test_a_trigger_of_nodes_that_is_made_meanwhile_runs_no_code(
     owner.execute("CALL ml_rag.create_node_group('shared.items_segments', 'nodes', '{\"transform\": \"sentence\"}')")
     role = sql.Identifier(db.role("tenant"))
     owner.execute(sql.SQL("GRANT SELECT, UPDATE ON shared.items TO {}").format(role))
-    owner.execute(sql.SQL("GRANT TRIGGER ON shared.items_segments_nodes TO {}").format(role))
+    given = sql.SQL(privilege)
+    owner.execute(sql.SQL("GRANT {} ON shared.items_segments_nodes TO {}").format(given, role))
     attacker.execute(
         "CREATE TABLE hers.ran (who name); GRANT INSERT ON hers.ran TO PUBLIC;"
         "CREATE FUNCTION hers.evil() RETURNS trigger LANGUAGE plpgsql AS"
         " $$BEGIN INSERT INTO hers.ran SELECT current_user; RETURN OLD; END$$;"
-        f"BEGIN; CREATE TRIGGER evil {when} DELETE ON shared.items_segments_nodes"
-        " FOR EACH ROW EXECUTE FUNCTION hers.evil()".encode()
+        f"BEGIN; {made} FOR EACH ROW EXECUTE FUNCTION hers.evil()".encode()
     )
     other = db.connect("tenant")
     found: list[str] = []
