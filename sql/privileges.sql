@@ -33,8 +33,7 @@ DECLARE
     WHERE d.deptype = 'e' AND e.extname = 'ml_rag');
   -- inner functions of the owner, and of those who load
   _owner text[] := string_to_array(
-    '_add_options _delete_messages _empty_keywords _index_shards _keep_schemas _note_kept _reset_stats '
-    '_tell_dropper', ' ');
+    '_add_options _empty_keywords _index_shards _keep_schemas _note_kept _reset_stats _tell_dropper', ' ');
   _loader text[] := string_to_array(
     '_begin_load _check_distribution _check_file_privilege _check_given _check_server _check_sharding '
     '_check_store _check_unread '

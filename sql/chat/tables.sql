@@ -60,15 +60,4 @@ WITH CHECK (role = current_user AND EXISTS (
   SELECT FROM ml_rag.conversation AS c WHERE c.conversation_id = message.conversation_id
     AND c.role = current_user));
 
-CREATE FUNCTION ml_rag._delete_messages() RETURNS trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the turns of a conversation go with it  Writes: ml_rag.message
-BEGIN
-  DELETE FROM ml_rag.message AS m WHERE m.role = OLD.role AND m.conversation_id = OLD.conversation_id;
-  RETURN NULL;
-END
-$$;
-CREATE TRIGGER delete_messages AFTER DELETE ON ml_rag.conversation
-FOR EACH ROW EXECUTE FUNCTION ml_rag._delete_messages();
-
 -- A conversation is forgotten by an UPDATE of its changed_at to -infinity: evaluate/forget.

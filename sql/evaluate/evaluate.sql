@@ -88,8 +88,8 @@ WITH CHECK (role = current_user AND EXISTS (
   SELECT FROM ml_rag.evaluation_run AS r WHERE r.run_id = evaluation_question.run_id
     AND r.role = current_user));
 
--- nobody may DELETE, or they could LOCK the table: see chat/tables.sql
--- A run is forgotten by an UPDATE of its questions to 0: evaluate/forget.
+-- Nobody may DELETE, or they could LOCK the table. A run is forgotten by an UPDATE of its questions to 0:
+-- evaluate/forget.
 
 CREATE FUNCTION ml_rag.forget_evaluation(run_id bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$

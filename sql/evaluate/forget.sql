@@ -8,13 +8,18 @@
 CREATE FUNCTION ml_rag._forget() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 -- purpose: delete a row that was marked as forgotten, and what goes with one that was deleted
--- Writes: ml_rag.conversation, ml_rag.evaluation_run, ml_rag.evaluation_question, ml_rag.vectorizer_error,
--- ml_rag.vectorizer_truncated, tables of ml_rag_internal
+-- Writes: ml_rag.conversation, ml_rag.message, ml_rag.evaluation_run, ml_rag.evaluation_question,
+-- ml_rag.vectorizer_error, ml_rag.vectorizer_truncated, tables of ml_rag_internal
 BEGIN
   -- nobody but the owner may make triggers of it (privileges); on other tables the row could be anything
   CASE TG_RELID
   WHEN 'ml_rag.conversation'::regclass THEN
-    DELETE FROM ml_rag.conversation AS c WHERE c.role = NEW.role AND c.conversation_id = NEW.conversation_id;
+    IF TG_OP = 'UPDATE' THEN
+      DELETE FROM ml_rag.conversation AS c
+      WHERE c.role = NEW.role AND c.conversation_id = NEW.conversation_id;
+    ELSE
+      DELETE FROM ml_rag.message AS m WHERE m.role = OLD.role AND m.conversation_id = OLD.conversation_id;
+    END IF;
   WHEN 'ml_rag.evaluation_run'::regclass THEN
     IF TG_OP = 'UPDATE' THEN
       DELETE FROM ml_rag.evaluation_run AS r WHERE r.role = NEW.role AND r.run_id = NEW.run_id;
@@ -35,6 +40,8 @@ END
 $$;
 CREATE TRIGGER forget AFTER UPDATE ON ml_rag.conversation
 FOR EACH ROW WHEN (NEW.changed_at = '-infinity') EXECUTE FUNCTION ml_rag._forget();
+CREATE TRIGGER forget_messages AFTER DELETE ON ml_rag.conversation
+  FOR EACH ROW EXECUTE FUNCTION ml_rag._forget();
 CREATE TRIGGER forget AFTER UPDATE ON ml_rag.evaluation_run FOR EACH ROW
   WHEN (NEW.questions = 0) EXECUTE FUNCTION ml_rag._forget();
 CREATE TRIGGER forget_questions AFTER DELETE ON ml_rag.evaluation_run
