@@ -152,29 +152,23 @@ if "ml_rag" in GD:
     GD["ml_rag"].run_handed()
 $$;
 
-CREATE FUNCTION ml_rag._keyword_indexes(store oid DEFAULT NULL, OUT indexes jsonb, OUT error jsonb)
-LANGUAGE plpython3u STABLE PARALLEL UNSAFE
-SET search_path FROM CURRENT
--- planning its statements anew for each query takes longer than all the rest
-SET plan_cache_mode = force_generic_plan
-AS $$
-# purpose: the keyword indexes (of one table) whose text and key the caller may read
-@BACKEND@
-return backend.keyword_indexes(plpy, store)
-$$;
-
 CREATE FUNCTION ml_rag._keyword_index(relation oid DEFAULT NULL)
 RETURNS TABLE (store regclass, segment name, key name[], configuration text, k1 double precision,
   b double precision,
                statistics text, secured boolean)
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10
+SET search_path FROM CURRENT
+-- planning its statements anew for each query takes longer than all the rest
+SET plan_cache_mode = force_generic_plan
+AS $$
+-- purpose: the keyword indexes (of one table) whose text and key the caller may read
 #variable_conflict use_column
 DECLARE
-  _found record := ml_rag._keyword_indexes($1);
+  _called record := ml_rag._call_python('keyword_indexes', jsonb_build_array($1::bigint));
 BEGIN
-  PERFORM ml_rag._raise(_found.error);
+  PERFORM ml_rag._raise(_called.error);
   RETURN QUERY SELECT i.store::regclass, i.segment, i.key, i.configuration, i.k1, i.b, i.statistics, i.secured
-    FROM jsonb_to_recordset(_found.indexes) AS i (store oid, segment name, key name[], configuration text,
+    FROM jsonb_to_recordset(_called.found) AS i (store oid, segment name, key name[], configuration text,
       k1 double precision, b double precision, statistics text, secured boolean);
 END
 $$;

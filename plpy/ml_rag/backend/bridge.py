@@ -478,10 +478,10 @@ def numpy_version(plpy: Any) -> str:
     return json.dumps(keyword().np.__version__)
 
 
-@outcome
-def keyword_indexes(plpy: Any, store: int | None) -> str:
-    """The keyword indexes that the caller may search, or the one of a table, as JSON text."""
-    return as_jsonb(_indexes.of_caller(plpy, store))
+@door
+def keyword_indexes(plpy: Any, store: int | None) -> list[dict[str, Any]]:
+    """The keyword indexes that the caller may search, or the one of a table."""
+    return _indexes.of_caller(plpy, store)
 
 
 @outcome
