@@ -126,8 +126,6 @@ CREATE TYPE ml_rag.request AS (
   rerank_candidates   integer,
   min_score           double precision,
   segment_overlap     integer,           -- neighbours on either side; 0 = none
-  -- whether a store of other dimensions than the query embedding is left out
-  skips_dimensions    boolean,
   explain             boolean,
   call                integer            -- what ml_rag._begin has returned
 );

@@ -330,8 +330,6 @@ BEGIN
   request.arms := ml_rag._arms(options, coalesce(request.rerank_candidates, request.n_citations));
   request.fusion := coalesce(options #>> '{hybrid_options,fusion}', 'weighted');
   request.rrf_k := coalesce((options #>> '{hybrid_options,rrf_k}')::double precision, 60);
-  -- one store with a wrong marker must not break the calls of those who never named it
-  request.skips_dimensions := NOT options ?| '{vector_store,query_embedding}';
   IF options ? 'query_embedding' THEN
     request.query_embedding := ml_rag._vector(options -> 'query_embedding');
     IF @vector@.vector_norm(request.query_embedding) = 0 THEN

@@ -95,7 +95,8 @@ class Request(NamedTuple):
     has_own_limit: bool
     #: of option index_options: exact, and settings of an index
     index_options: dict[str, Any]
-    #: whether a store of other dimensions than the vector's is left out
+    #: whether a store of other dimensions than the vector's is left out: one with a wrong marker must not break calls
+    #: that never named it
     skips_dimensions: bool
     explains: bool
     has_functions: bool
