@@ -246,8 +246,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._visible_keys(store regclass, key name[], row_keys text[] DEFAULT NULL,
-  condition text DEFAULT NULL, arguments text[] DEFAULT NULL, most integer DEFAULT NULL,
-  portion integer DEFAULT 50000)
+  condition text DEFAULT NULL, arguments text[] DEFAULT NULL, most integer DEFAULT NULL)
 RETURNS TABLE (keys text, n bigint)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 COST 100000 SET search_path FROM CURRENT AS $$
 -- purpose: keys of the rows that the caller can see, in portions: the text of an array of them, and how many
@@ -265,7 +264,7 @@ BEGIN
       ' GROUP BY k.portion',
       ml_rag._key_values('t', key), ml_rag._indexed_rows(store),
       CASE WHEN row_keys IS NOT NULL THEN ' AND t.ctid = ANY ($2::tid[])' END, condition)
-      USING portion, row_keys, arguments, most;
+      USING 50000, row_keys, arguments, most;
   END IF;
 END
 $$;

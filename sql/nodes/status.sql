@@ -10,7 +10,7 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS 
 DECLARE
   _one record;
   -- as in ml_rag._vectorizers
-  _former_wait text := ml_rag._limit_wait(1000);
+  _former_wait text := ml_rag._limit_wait();
 BEGIN
   FOR _one IN
     SELECT s.oid AS store, s.relowner, g.name, g.relation, g.options

@@ -351,14 +351,14 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._limit_wait(milliseconds integer) RETURNS text
+CREATE FUNCTION ml_rag._limit_wait() RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: wait no longer than that for a lock, until lock_timeout is put back; returns what it was
+-- purpose: wait no longer than a second for a lock, until lock_timeout is put back; returns what it was
 DECLARE
   _former text := current_setting('lock_timeout');
 BEGIN
-  IF _former = '0' OR _former::interval > make_interval(secs => milliseconds / 1000.0) THEN
-    PERFORM set_config('lock_timeout', milliseconds::text, true);
+  IF _former = '0' OR _former::interval > interval '1 second' THEN
+    PERFORM set_config('lock_timeout', '1s', true);
   END IF;
   RETURN _former;
 END

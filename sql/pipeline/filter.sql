@@ -74,7 +74,7 @@ BEGIN
     WHERE c.oid = store.relation AND c.relkind IN ('r', 'p', 'm') AND a.attname = store.metadata
       AND a.atttypid = 'jsonb'::regtype) THEN
     IF store.found = 'trusted' THEN
-      _former_wait := ml_rag._limit_wait(1000);
+      _former_wait := ml_rag._limit_wait();
       PERFORM ml_rag._hold(ml_rag._parts(store.relation));
     END IF;
     _statement := format($query$

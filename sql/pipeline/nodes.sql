@@ -158,7 +158,7 @@ BEGIN
       LIMIT 1) AS g
   LOOP
     BEGIN
-      _former_wait := ml_rag._limit_wait(1000);
+      _former_wait := ml_rag._limit_wait();
       IF _one.found IS DISTINCT FROM 'trusted' THEN
         PERFORM ml_rag._hold(ml_rag._node_tables(_one.relation));
         _is_held := true;

@@ -76,7 +76,7 @@ DECLARE
   _found text;
 BEGIN
   IF NOT _is_named THEN
-    _former_wait := ml_rag._limit_wait(1000);
+    _former_wait := ml_rag._limit_wait();
   END IF;
   PERFORM ml_rag._hold(ml_rag._parts(store.relation));
   _statement := concat(head, ' FROM ', ml_rag._rows_of(store), ' AS t ', tail);
@@ -202,7 +202,7 @@ BEGIN
     _is_named := coalesce(_store.found, 'named') = 'named' OR cardinality(stores) = 1;
     BEGIN
       IF NOT _is_named THEN
-        _former_wait := ml_rag._limit_wait(1000);
+        _former_wait := ml_rag._limit_wait();
       END IF;
       FOR _shard IN SELECT s.shard, s.server FROM ml_rag._shards(_store.relation) AS s LOOP
         _why := ml_rag._silent(_shard.shard);

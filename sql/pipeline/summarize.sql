@@ -78,7 +78,7 @@ BEGIN
     BEGIN
       _former_wait := NULL;
       IF _store.found = 'trusted' AND NOT _is_only THEN
-        _former_wait := ml_rag._limit_wait(1000);
+        _former_wait := ml_rag._limit_wait();
       END IF;
       PERFORM ml_rag._hold(ml_rag._parts(_store.relation)) WHERE _store.found = 'trusted';
       -- no shard comes or goes from here on

@@ -20,17 +20,17 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._row_metadata(relation regclass, segments regclass, alias text) RETURNS text
+CREATE FUNCTION ml_rag._row_metadata(relation regclass, segments regclass) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: SQL of what a row of the source gives to the metadata of its segments: columns that the marker
+-- purpose: SQL of what a row n of the source gives to the metadata of its segments: columns that the marker
 -- names; null in place of a long value, as each of its segments would have it, such as the whole of the text
 -- that they are parts of
 -- Reads: the catalog
 BEGIN
   RETURN (
     SELECT format('jsonb_build_object(%s)', string_agg(format(
-      '%L, CASE WHEN octet_length(%s.%I::text) <= 10000 THEN to_jsonb(%2$s.%3$I) END', c.name, alias, c.name),
-      ', ' ORDER BY c.place))
+      '%1$L, CASE WHEN octet_length(n.%1$I::text) <= 10000 THEN to_jsonb(n.%1$I) END', c.name), ', '
+      ORDER BY c.place))
     FROM pg_attribute AS e
     CROSS JOIN string_to_table(ml_rag._marked_key(col_description(segments, e.attnum), 'ROW'), '+')
       WITH ORDINALITY AS c (name, place)
@@ -59,7 +59,7 @@ DECLARE
   _source record := ml_rag._primary_key(relation);
   _keys record;
   _hash CONSTANT text := 'hashtextextended(coalesce(n.segment, '''') COLLATE "C", 0)';
-  _metadata text := ml_rag._row_metadata(relation, _table, 'n');
+  _metadata text := ml_rag._row_metadata(relation, _table);
   -- each segment has it, as it has the metadata
   _name CONSTANT text := 'left(n.document_name, 10000)';
   _other_name text :=

@@ -12,7 +12,7 @@ DECLARE
   _one record;
   _read oid[];
   -- A lock on one table must not hide the others.
-  _former_wait text := ml_rag._limit_wait(1000);
+  _former_wait text := ml_rag._limit_wait();
 BEGIN
   FOR _one IN
     SELECT c.oid, c.reltuples FROM pg_class AS c

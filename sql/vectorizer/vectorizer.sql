@@ -172,7 +172,7 @@ BEGIN
     -- the metadata of the segments that are there, which the triggers keep from then on
     EXECUTE
       format('UPDATE %s AS s SET metadata = s.metadata || %s FROM %s AS n WHERE %s AND s.metadata <> '
-        's.metadata || %2$s', ml_rag._relation_name(_store), ml_rag._row_metadata(relation, _store, 'n'),
+        's.metadata || %2$s', ml_rag._relation_name(_store), ml_rag._row_metadata(relation, _store),
       ml_rag._relation_name(relation), ml_rag._same_key('s', _key, 'n', (ml_rag._primary_key(relation)).key));
   END IF;
   -- the trigger that wakes the workers holds the options, in place of one of a role that may make triggers;

@@ -36,7 +36,7 @@ _run = Statements(
         "name": ("SELECT ml_rag._relation_name($1)", "oid"),
         "hold": ("SELECT ml_rag._hold(ml_rag._node_tables($1))", "oid"),
         "lock_timeout": ("SELECT set_config('lock_timeout', $1, true)", "text"),
-        "short wait": ("SELECT ml_rag._limit_wait(1000) AS former",),
+        "short wait": ("SELECT ml_rag._limit_wait() AS former",),
     }
 )
 #: of one statement: tables that its arms search, each of which takes 0.2 MB, and 50 us in which it cannot be cancelled;
