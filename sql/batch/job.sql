@@ -230,9 +230,8 @@ BEGIN
     FROM unnest(_key) WITH ORDINALITY AS u (k, place));
   -- the rows that have no result yet, or a failed one
   _missing := format('FROM %s AS t %s WHERE t.%I IS NOT NULL AND %s', _in.relation,
-    CASE WHEN _input <> _output THEN format('LEFT JOIN %s AS o ON (%s) = (%s)', _out.relation,
-      (SELECT string_agg(format('o.%I', k), ', ' ORDER BY place)
-        FROM unnest(_key) WITH ORDINALITY AS u (k, place)), _of_row) END,
+    CASE WHEN _input <> _output THEN
+      format('LEFT JOIN %s AS o ON %s', _out.relation, ml_rag._same_key('o', _key, 't', _key)) END,
     _in.column_name, format(_without, CASE WHEN _input <> _output THEN 'o.' ELSE 't.' END, _out.column_name));
   -- of a row whose key is $1
   _values := (SELECT string_agg(format('$1[%s]::%s', i, t), ', ' ORDER BY i)

@@ -160,10 +160,7 @@ BEGIN
     -- EXCEPT takes time in proportion to the segments; <@ takes the square of it, and is not cancelled
     _condition := format('%s AND ($%s IS NULL OR NOT EXISTS (SELECT unnest($%2$s) EXCEPT '
       'SELECT %s FROM %s AS a WHERE a.%I = (SELECT s.%5$I FROM %4$s AS s WHERE %6$s)))', _condition,
-      cardinality(key) + 1,
-      (SELECT format('ARRAY[%s]::text COLLATE "C"', string_agg(format('a.%I::text', k), ', ' ORDER BY place))
-        FROM unnest(key)
-        WITH ORDINALITY AS u (k, place)), _store, _document, _same);
+      cardinality(key) + 1, ml_rag._key_text('a', key), _store, _document, _same);
   END IF;
   RETURN format('%s(%s, members)', ml_rag._make_visible(nodes, types || 'text[]'::text, _condition),
     (SELECT string_agg(quote_ident(k), ', ' ORDER BY place)

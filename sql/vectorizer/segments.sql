@@ -99,8 +99,7 @@ BEGIN
     string_agg(format('s.%I = o.%I', u.key, u.source), ' AND ') AS old,
     CASE WHEN _source.types <@ '{smallint,integer,bigint}' AND cardinality(_source.types) = 1 THEN
       min(format('n.%I', u.source))
-      ELSE format('hashtextextended(ARRAY[%s]::text COLLATE "C", 0)',
-        string_agg(format('n.%I::text', u.source), ', ' ORDER BY u.place)) END AS document_id
+      ELSE format('hashtextextended(%s, 0)', ml_rag._key_text('n', _source.key)) END AS document_id
   INTO _keys
   FROM unnest((ml_rag._primary_key(_table)).key, _source.key) WITH ORDINALITY AS u (key, source, place)
   WHERE u.source IS NOT NULL;
