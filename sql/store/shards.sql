@@ -290,7 +290,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the rows of a partition to another table, which takes its place; the former one is dropped (of a
 -- shard, the foreign table).
 -- Returns how many rows have moved
--- Writers wait from the beginning, readers for the last moment.
+-- The caller has locked the store: writers wait from the beginning, readers for the last moment.
 -- Writes: both tables, and the definition of the store, as the caller
 DECLARE
   _old record := ml_rag._partition(store, partition);
@@ -303,7 +303,6 @@ DECLARE
   _n bigint;
   _misplaced boolean;
 BEGIN
-  PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
   PERFORM ml_rag._check_sharding(store);
   EXECUTE format('SELECT EXISTS (SELECT FROM %s)', ml_rag._relation_name(_old.relation)) INTO _misplaced;
   IF _misplaced THEN
