@@ -41,9 +41,13 @@ def as_jsonb(value: Any) -> str:
     Raises EngineFailed for NaN and infinity.
     """
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return _storable(json.dumps(value, ensure_ascii=False, allow_nan=False))
     except ValueError as e:
         raise EngineFailed("unexpected reply from the model server", detail=f"No JSON: {e}.") from None
+
+
+def _storable(text: str) -> str:
+    """JSON text without what PostgreSQL cannot hold."""
     if "\\u0000" in text:  # an escaped NUL, but not an escaped backslash before the letters u0000
         text = re.sub(r"(?<!\\)((?:\\\\)*)\\u0000", r"\1", text)
     return text.encode("utf-8", "replace").decode()
@@ -299,7 +303,7 @@ def nl_sql(plpy: Any, request: dict[str, Any]) -> str:
         text: str = answer["text"]
         return text
 
-    return nl_sql.answer(plpy, generate, request)
+    return _storable(nl_sql.answer(plpy, generate, request))
 
 
 @door

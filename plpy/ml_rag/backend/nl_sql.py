@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -114,13 +113,7 @@ def _document(request: dict[str, Any], sql: str | None, outcome: Outcome) -> str
         document["reason"] = outcome.reason
     document["has_more"] = outcome.has_more
     if outcome.rows is None:
-        return _clean(json.dumps(document, ensure_ascii=False))
+        return json.dumps(document, ensure_ascii=False)
     document["columns"] = outcome.columns
     head = json.dumps(document, ensure_ascii=False)
-    return _clean(f'{head[:-1]}, "rows": [{", ".join(outcome.rows)}]}}')
-
-
-def _clean(text: str) -> str:
-    """Without what jsonb cannot hold: NUL, and halves of surrogate pairs."""
-    text = re.sub(r"(?<!\\)((?:\\\\)*)\\u0000", r"\1", text)
-    return text.encode("utf-8", "replace").decode()
+    return f'{head[:-1]}, "rows": [{", ".join(outcome.rows)}]}}'
