@@ -159,8 +159,6 @@ class Retrieval:
         ):
             return None
         found = self._checked(request, question, vector)
-        if not found.row["n"]:
-            raise Failed(self._with_left_out(request, self._not_found(request, found)))
         text = _document(request, found, form, self._finder.skipped(found))
         if self._call is not None:
             steps = [(step["stage"], step["ended"]) for step in self._trace.steps]
@@ -174,10 +172,7 @@ class Retrieval:
             raise Unfit("nothing is retrieved")
         if request.rewrites:
             raise Unfit('"query_options" make another question of it')
-        found = self._checked(request, question, vector)
-        if not found.row["n"]:
-            raise Failed(self._with_left_out(request, self._not_found(request, found)))
-        return self.text_of(request, found)
+        return self.text_of(request, self._checked(request, question, vector))
 
     def text_of(self, request: Request, found: Found) -> str:
         """A statement with its values in it."""
@@ -305,15 +300,20 @@ class Retrieval:
     # -- stages -------------------------------------------------------------------------------------------------------
 
     def _checked(self, request: Request, question: str, vector: str | None) -> Found:
-        """What is found. Raises what is wrong with the question or its vector rather than what follows from it."""
+        """What is found. Raises what is wrong with the question or its vector rather than what follows from it, and
+        that nothing is found, with the stores that the call did not search, as nobody named them."""
         if not question.strip() or (vector is not None and not re.search("[1-9]", vector)):
             self._check(request, question, vector)
         try:
-            return self._finder.find(request, question, self._discover(request, question), vector)
+            found = self._finder.find(request, question, self._discover(request, question), vector)
         except (self._plpy.SPIError, MlRagError):
             if vector is not None:
                 self._check(request, question, vector)
             raise
+        if not found.row["n"]:
+            missing = json.dumps(self._not_found(request, found))
+            raise Failed(json.loads(_run(self._plpy, "left out", missing, request.options)[0]["error"]))
+        return found
 
     def _check(self, request: Request, question: str, vector: str | None) -> None:
         _run(self._plpy, "check question", question, request.options, vector)
@@ -444,13 +444,6 @@ class Retrieval:
             }
         stores = [source.store for source in found.sources]
         return self._nothing(request, stores, len(self._finder.skipped(found)))
-
-    def _with_left_out(self, request: Request, missing: dict[str, Any]) -> dict[str, Any]:
-        """The same with the stores that the call did not search, as nobody named them."""
-        error: dict[str, Any] = json.loads(
-            _run(self._plpy, "left out", json.dumps(missing), request.options)[0]["error"]
-        )
-        return error
 
     def _nothing(self, request: Request, stores: list[Store], skipped: int) -> dict[str, Any]:
         error: dict[str, Any] = json.loads(
