@@ -177,7 +177,6 @@ AS $$
 -- caller's filters, together with these (filters)
 -- Reads: the catalog
 DECLARE
-  _unknown text;
   _used text[];
 BEGIN
   _used := ARRAY(SELECT DISTINCT n.term ->> 'key'
@@ -187,9 +186,8 @@ BEGIN
   IF cardinality(_used) = 0 THEN
     RETURN 'It has no condition.';
   END IF;
-  SELECT u INTO _unknown FROM unnest(_used) AS u
-  WHERE NOT keys @> jsonb_build_array(jsonb_build_object('key', u)) LIMIT 1;
-  IF FOUND THEN
+  IF EXISTS (
+    SELECT FROM unnest(_used) AS u WHERE NOT keys @> jsonb_build_array(jsonb_build_object('key', u))) THEN
     RETURN 'Its key is not one that the model was shown.';
   END IF;
   PERFORM ml_rag.condition(s.*, filters, '{}') FROM unnest(stores) AS s;

@@ -168,9 +168,7 @@ DECLARE
   _schema name := (SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
     WHERE c.oid = relation);
   _name text := format('%I.%I', _schema, coalesce(view_name, collection));
-  _collections regclass := to_regclass(format('%I.langchain_pg_collection', (
-    SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-    WHERE c.oid = relation)));
+  _collections regclass := to_regclass(format('%I.langchain_pg_collection', _schema));
   _former regclass := to_regclass(_name);
   _id uuid;
   _names text;
@@ -226,7 +224,6 @@ DECLARE
   _column name;
   _comment text;
   _model text;
-  _dimensions integer;
   _sample record;
 BEGIN
   _options := ml_rag.parse_options('adopt', $2);
@@ -247,8 +244,8 @@ BEGIN
     PERFORM ml_rag._bad_option('view', _options -> 'view', 'nothing without "collection"');
   END IF;
   _column := _found.columns ->> 'segment_embedding';
-  SELECT col_description(a.attrelid, a.attnum), nullif(a.atttypmod, -1) INTO _comment, _dimensions
-  FROM pg_attribute AS a WHERE a.attrelid = _relation AND a.attname = _column AND NOT a.attisdropped;
+  _comment := (SELECT col_description(a.attrelid, a.attnum) FROM pg_attribute AS a
+    WHERE a.attrelid = _relation AND a.attname = _column AND NOT a.attisdropped);
   _model := coalesce(_options ->> 'embed_model_id', ml_rag._marked_model(_comment));
   IF _model IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023',
