@@ -150,8 +150,8 @@ def rewrite(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
     "prompts" may have instructions of the caller's for the first four. For filters also today, filter_keys (of
     ml_rag._filter_keys) and filters_before, which the question may keep, or null.
 
-    Returns the fields of ml_rag.rewritten; its filters is a list of conditions that nobody has checked. Raises
-    EngineFailed where the model's answer is no such document.
+    Returns those fields of ml_rag.rewritten that are known here; filters is a list of conditions that nobody has
+    checked. Raises EngineFailed where the model's answer is no such document.
     """
     asked = {name: request["asked"][name] for name in _ASKED if name in request["asked"]}
     answer = schema(asked, request.get("filter_keys") or [])
@@ -170,19 +170,9 @@ def rewrite(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
         fields["history_tokens"] = request["history_tokens"]
     text, tokens = ask(server, fields)
     found = read(text, asked)
-    return {
-        "question": found.get("question"),
-        "asked": None,
-        "history": None,
-        "synonyms": found.get("synonyms"),
-        "hypothetical_documents": found.get("hypothetical_document"),
-        "sub_questions": found.get("sub_questions"),
-        "filters": found.get("filters"),
-        "document_names": None,
-        "is_summary": None,
-        "model_id": request["model_id"],
-        **tokens,
-    }
+    if "hypothetical_document" in found:
+        found["hypothetical_documents"] = found.pop("hypothetical_document")
+    return {**found, "model_id": request["model_id"], **tokens}
 
 
 def read(text: str, asked: dict[str, int]) -> dict[str, Any]:
