@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 from typing import Any
 
+from ml_rag.backend.retrieval.find import STORES
 from ml_rag.backend.retrieval.request import FILTERS
 from ml_rag.backend.statements import Statements
 
@@ -29,7 +30,6 @@ _HITS = (
     "(SELECT coalesce(jsonb_agg(to_jsonb(h) - '{{segment,metadata,row_key}}'::text[] ORDER BY h.ordinality), '[]')"
     " FROM unnest({}) WITH ORDINALITY AS h)"
 )
-_STORES = "ARRAY(SELECT s FROM jsonb_populate_recordset(NULL::ml_rag.store, {}) AS s)"
 _run = Statements(
     {
         "retrieve": (
@@ -43,10 +43,10 @@ _run = Statements(
         ),
         "segments": (
             f"SELECT {_HITS.format('r.hits')}::text AS hits FROM ml_rag._read_documents("  # noqa: S608
-            f"jsonb_populate_record(NULL::ml_rag.request, $1), {_STORES.format('$2')}) AS r",
+            f"jsonb_populate_record(NULL::ml_rag.request, $1), {STORES.format('$2')}) AS r",
             *("jsonb", "jsonb"),
         ),
-        "documents": (f"SELECT ml_rag._list_documents({_STORES.format('$1')}, false)::text AS listed", "jsonb"),
+        "documents": (f"SELECT ml_rag._list_documents({STORES.format('$1')}, false)::text AS listed", "jsonb"),
         "nearest": ("SELECT ml_rag._nearest_documents($1, $2) AS names", "text", "jsonb"),
     }
 )

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 from ml_rag.backend.jobs import vectors
-from ml_rag.backend.jobs.loop import Batch, Derived, Session, Statement, Steps, call, run
+from ml_rag.backend.jobs.loop import MOST_BYTES, Batch, Derived, Session, Statement, Steps, call, run
 from ml_rag.backend.retrieval.sqltext import identifier
 from ml_rag.errors import MlRagError
 
@@ -41,7 +41,7 @@ class Column(Derived):
     """
 
     #: bytes of the texts of a batch
-    most_bytes = 4_000_000
+    most_bytes = MOST_BYTES
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
