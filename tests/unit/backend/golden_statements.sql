@@ -893,7 +893,7 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 WITH arm1_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.node, CASE WHEN abs(s.node_distance) < 'Infinity' THEN round((s.node_distance + 0)::numeric, 4) END AS node_distance, s.own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, b.node, b.node_number, b.node_distance, b.node_key, b.own, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance FROM (
-      SELECT DISTINCT ON (n."document_id", n."segment_number") n."document_id", n."segment_number", n.node, n.node_number, n.node_embedding OPERATOR(public.<=>) $3 AS node_distance, 'public.handbook_nodes' || u.row_key AS node_key, n.text_hash, u.own
+      SELECT DISTINCT ON (n."document_id", n."segment_number") n."document_id", n."segment_number", n.node, n.node_number, n."node_embedding" OPERATOR(public.<=>) $3 AS node_distance, 'public.handbook_nodes' || u.row_key AS node_key, n.text_hash, u.own
       FROM unnest($1, $2) AS u (row_key, own) JOIN public.handbook_nodes AS n ON n.ctid = u.row_key::tid
       ORDER BY n."document_id", n."segment_number", u.own, n.node_number) AS b JOIN public.handbook AS t ON b."document_id" = t."document_id" AND b."segment_number" = t."segment_number"
     WHERE t."segment" IS NOT NULL AND b.text_hash = hashtextextended(concat(t."segment") COLLATE "C", 0)
@@ -960,7 +960,7 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 WITH arm1_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.node, CASE WHEN abs(s.node_distance) < 'Infinity' THEN round((s.node_distance + 0)::numeric, 4) END AS node_distance, s.node_key, s.own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, b.node, b.node_number, b.node_distance, b.node_key, b.own, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance FROM (
-      SELECT n."document_id", n."segment_number", n.node, n.node_number, n.node_embedding OPERATOR(public.<=>) $3 AS node_distance, 'public.handbook_nodes' || u.row_key AS node_key, n.text_hash, u.own
+      SELECT n."document_id", n."segment_number", n.node, n.node_number, n."node_embedding" OPERATOR(public.<=>) $3 AS node_distance, 'public.handbook_nodes' || u.row_key AS node_key, n.text_hash, u.own
       FROM unnest($1, $2) AS u (row_key, own) JOIN public.handbook_nodes AS n ON n.ctid = u.row_key::tid) AS b JOIN public.handbook AS t ON b."document_id" = t."document_id" AND b."segment_number" = t."segment_number"
     WHERE t."segment" IS NOT NULL AND b.text_hash = hashtextextended(concat(t."segment") COLLATE "C", 0)
     ORDER BY b.own, (t."document_name"::text) COLLATE "C", t."document_id", t."segment_number"::bigint, b.node_number LIMIT 100) AS s

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ml_rag.backend.retrieval.plan import plan
-from ml_rag.backend.retrieval.request import Request
 from ml_rag.backend.retrieval.shape import Near
 from ml_rag.backend.retrieval.stores import Tuned
 from ml_rag.backend.statements import Statements
@@ -39,7 +38,7 @@ _run = Statements(
 )
 
 
-def steps(context: Any, request: Request, found: Any, failures: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def steps(context: Any, found: Any, failures: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The steps of the trace: of each arm, of fusing, of the threshold. None includes the time that this takes."""
     began = time.perf_counter()
     search, row = found.search, found.row

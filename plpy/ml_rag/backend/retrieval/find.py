@@ -380,7 +380,7 @@ class Finder:
             nearest = found.row.get("nearest")
             self._trace.step("search", {"nearest": nearest and float(nearest)})
             return
-        self._trace.steps += explain.steps(self._context, request, found, self.failures)
+        self._trace.steps += explain.steps(self._context, found, self.failures)
 
     def record(self, store: Store) -> dict[str, Any]:
         """The record ml_rag.store."""

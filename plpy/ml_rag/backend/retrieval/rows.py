@@ -55,11 +55,11 @@ class Rows:
         """What is searched with: the vector of the question, or of an arm."""
         return self.slots(slot, f"{self.schema}.vector")
 
-    def distance(self, embedding: Embedding, vector: str) -> str:
+    def distance(self, embedding: Embedding, vector: str, row: str = "t") -> str:
         """From a row to a vector, what an index can serve."""
         operator = f"OPERATOR({self.schema}.{self.shape.metric.operator})"
         cast = "" if embedding.type_name == "vector" else f"::{self.schema}.{embedding.type_name}"
-        return f"t.{identifier(embedding.column)} {operator} {vector}{cast}"
+        return f"{row}.{identifier(embedding.column)} {operator} {vector}{cast}"
 
     def rounded(self, distance: str) -> str:
         return f"round(({distance} + {self.shape.metric.shift})::numeric, 4)"
@@ -136,7 +136,7 @@ class Rows:
 
     # -- arms over a store --------------------------------------------------------------------------------------------
 
-    def near(self, i: int, source: Source, arm: Arm, place: int, read: Near) -> str:
+    def near(self, i: int, source: Source, arm: Arm, read: Near) -> str:
         """The nearest rows, in the order of an index."""
         store = source.store
         is_early = self.is_early or not store.is_table
@@ -246,27 +246,20 @@ class Rows:
         keys, values = self.slots(f"keys_{place}_{i}", "text[]"), self.slots(f"scores_{place}_{i}", "float8[]")
         key = ", ".join(f"n.{identifier(name)}" for name in found.key)
         way = " DESC" if arm.unit.is_descending else ""
-
-        def same(a: str, names: tuple[str, ...], b: str, others: tuple[str, ...]) -> str:
-            pairs = zip(names, others, strict=True)
-            return " AND ".join(f"{a}.{identifier(name)} = {b}.{identifier(other)}" for name, other in pairs)
-
+        of_key = "t" if found.document is None else "f"
+        pairs = zip(found.key, found.store_key, strict=True)
+        same = " AND ".join(f"b.{identifier(name)} = {of_key}.{identifier(other)}" for name, other in pairs)
+        rows = f"JOIN {store.table} AS {of_key} ON {same}"
         if found.document is None:
-            rows = f"JOIN {store.table} AS t ON {same('b', found.key, 't', found.store_key)}"
             segment = f"t.{identifier(store.segment)}"
             unchanged = f' AND b.text_hash = hashtextextended(concat({segment}) COLLATE "C", 0)'
         else:
             document = identifier(found.document)
-            rows = (
-                f"JOIN {store.table} AS f ON {same('b', found.key, 'f', found.store_key)}"
-                f" JOIN {store.table} AS t ON t.{document} = f.{document}"
-            )
+            rows += f" JOIN {store.table} AS t ON t.{document} = f.{document}"
             unchanged = ""
         distance = "NULL::float8"
         if self.shape.has_vector and found.embedding_type is not None:
-            operator = f"OPERATOR({self.schema}.{self.shape.metric.operator})"
-            cast = "" if found.embedding_type == "vector" else f"::{self.schema}.{found.embedding_type}"
-            distance = f"n.node_embedding {operator} {self.vector()}{cast}"
+            distance = self.distance(Embedding(None, "node_embedding", found.embedding_type), self.vector(), "n")
         columns = f"n.node, n.node_number, {distance} AS node_distance, {literal(found.table)} || u.row_key AS node_key"
         best = f"{key}, {columns}, n.text_hash, u.own"
         order = ""

@@ -284,7 +284,7 @@ class Retrieval:
         found = Found(row, sources, search, self._context.settings)
         facts = None
         if request.explains:
-            steps = explain.steps(self._context, request, found, [])
+            steps = explain.steps(self._context, found, [])
             facts = steps[0]["facts"]["stores"][store.vector_store]
         return f'{{"hits": {row["hits"] or "[]"}, "facts": {json.dumps(facts)}}}'
 

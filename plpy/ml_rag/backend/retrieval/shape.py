@@ -127,7 +127,7 @@ class Near(NamedTuple):
         return max(self.limit, self.rescore or default)
 
     def fragment(self, rows: Rows, i: int, source: Source, arm: Arm, place: int) -> str:
-        text: str = rows.near(i, source, arm, place, self)
+        text: str = rows.near(i, source, arm, self)
         return text
 
 
