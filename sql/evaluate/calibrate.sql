@@ -182,9 +182,7 @@ BEGIN
         ORDER BY s.place),
         _answerable, -(_given #>> '{rerank,min_score}')::numeric) AS t;
   END IF;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  PERFORM ml_rag._end(_call, SQLSTATE);
-  RAISE;
+@CATCH_AND_END@
 END
 $$;
 

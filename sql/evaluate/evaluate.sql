@@ -407,9 +407,7 @@ BEGIN
     'seconds', _seconds, 'measures', _measures, 'counted', _counted, 'latency', _latency,
     'errors', _errors, 'vector_store', _names, 'models', _models,
     'versions', _versions);
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  PERFORM ml_rag._end(_call, SQLSTATE);
-  RAISE;
+@CATCH_AND_END@
 END
 $$;
 

@@ -170,9 +170,7 @@ BEGIN
     FROM jsonb_to_recordset(_measured) AS m (place integer, ef_search integer, probes integer,
       rescore integer, recall float8,
       milliseconds float8) ORDER BY m.place;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  PERFORM ml_rag._end(_call, SQLSTATE);
-  RAISE;
+@CATCH_AND_END@
 END
 $$;
 

@@ -83,9 +83,7 @@ BEGIN
     _embedding := ml_rag.embed($1, _options ->> 'embed_model_id', NULL, (_options -> 'truncate')::boolean);
     PERFORM ml_rag._end(_call);
     RETURN _embedding;
-  EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-    PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
   END;
 END
 $$;

@@ -275,16 +275,12 @@ BEGIN
   result := NULL;
   BEGIN
     _uris := ml_rag._uris(uri);
-  EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-    PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
   END;
   FOREACH _uri IN ARRAY _uris LOOP
     BEGIN
       _job := ml_rag._begin_load(_uri, _options, pg_catalog.current_schemas(false));
-    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-      PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
     END;
     PERFORM ml_rag._stage(_call, 'load', pg_catalog.jsonb_extract_path_text(_job, 'request',
       'embed_model_id'));
@@ -293,9 +289,7 @@ BEGIN
       PERFORM ml_rag._raise(_error);
       PERFORM ml_rag._stage(_call, 'index');
       SELECT e.result, e.options INTO result, _options FROM ml_rag._end_load(_job, _outcome, _options) AS e;
-    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-      PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
     END;
   END LOOP;
   LOOP
@@ -305,9 +299,7 @@ BEGIN
       FROM ml_rag._work(_nodes, 'fill_node_groups', pg_catalog.jsonb_build_array(
         pg_catalog.jsonb_extract_path(_job, 'store')), _call, _committed, _error) AS w;
       EXIT WHEN _filled IS NOT NULL;
-    EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-      PERFORM ml_rag._end(_call, SQLSTATE);
-@RAISE@
+@CATCH_AND_END@
     END;
   END LOOP;
   PERFORM ml_rag._end(_call);

@@ -258,7 +258,7 @@ def test_what_runs_in_the_backend_imports_the_standard_library_only() -> None:
 def test_what_may_open_a_subtransaction_is_not_parallel_safe() -> None:
     """PostgreSQL refuses to begin one while a parallel plan runs, in its leader too."""
     made = re.compile(r"^CREATE (?:FUNCTION|PROCEDURE) \w+\.(\w+)\((.*?)\$(\w*)\$(.*?)\$\3\$", re.M | re.S)
-    opening = re.compile(r"^\s*EXCEPTION WHEN\b|@CATCH@", re.M)
+    opening = re.compile(r"^\s*EXCEPTION WHEN\b|@CATCH", re.M)
     found = [f for name in manifest() for f in made.finditer(source(name)) if opening.search(f[4])]
     assert found
     assert [f[1] for f in found if re.search(r"PARALLEL (?!UNSAFE)", f[2])] == []
