@@ -75,12 +75,6 @@ def _where(error: BaseException) -> str:
     return f"{type(error).__name__}{where}."
 
 
-def _constraint(error: Any) -> dict[str, str]:
-    """The constraint that an error is about, with its table."""
-    _, _, _, _, _, schema, table, _, _, constraint, *_ = getattr(error, "spidata", None) or [None] * 10
-    return {"schema": schema, "table": table, "constraint": constraint} if schema and table and constraint else {}
-
-
 def outcome(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], tuple[R | None, str | None]]:
     """Make ``function`` return (result, None) or (None, error as JSON text) and never raise.
 
@@ -95,10 +89,11 @@ def outcome(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[
         except MlRagError as e:
             error = {"sqlstate": e.sqlstate, "message": e.message, "detail": e.detail, "hint": e.hint}
         except (plpy.SPIError, plpy.Error) as e:  # the latter: a cancel that comes with a message to the client
-            _, detail, hint, *_ = getattr(e, "spidata", None) or (None, None, None)
+            _, detail, hint, _, _, schema, table, _, _, constraint, *_ = getattr(e, "spidata", None) or [None] * 10
             error = {"sqlstate": sqlstate(e), "message": str(e)}
             error |= {key: text for key, text in (("detail", detail), ("hint", hint)) if text}
-            error |= _constraint(e)
+            if schema and table and constraint:
+                error |= {"schema": schema, "table": table, "constraint": constraint}
         except Exception as e:  # noqa: BLE001 - a defect of ours, but still not XX000
             error = {"sqlstate": EngineFailed.sqlstate, "message": "internal error in ml_rag", "detail": _where(e)}
         return None, as_jsonb(error)
