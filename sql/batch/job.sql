@@ -257,13 +257,12 @@ BEGIN
       ' ''extra'', CASE WHEN r.bytes <= 10000000 THEN r.extra END) ORDER BY r.place)'
       ' FROM (SELECT r.*, sum(r.bytes) OVER (ORDER BY r.place) - r.bytes AS former FROM ('
       'SELECT r.*, octet_length(r.input) + coalesce(octet_length(r.extra), 0) AS bytes FROM ('
-      'SELECT ARRAY[%s]::text[]::text AS key, t.%I::text AS input, %s AS extra,'
+      'SELECT %s AS key, t.%I::text AS input, %s AS extra,'
       ' row_number() OVER (ORDER BY %5$s) AS place %4$s AND ($1 ->> ''last'' IS NULL OR (%5$s) > (%6$s))'
       ' ORDER BY place LIMIT ($1 ->> ''size'')::integer) AS r) AS r) AS r'
       ' WHERE r.former <= ($1 ->> ''most'')::bigint',
-      (SELECT string_agg(format('t.%I::text', k), ', ' ORDER BY place)
-        FROM unnest(_key) WITH ORDINALITY AS u (k, place)),
-      _in.column_name, CASE WHEN _extra IS NULL THEN 'NULL::text' ELSE format('t.%I::text', _extra) END,
+      ml_rag._key_text('t', _key), _in.column_name,
+      CASE WHEN _extra IS NULL THEN 'NULL::text' ELSE format('t.%I::text', _extra) END,
       _missing, _of_row, replace(_values, '$1', '(($1 ->> ''last'')::text[])')),
     'update', format('UPDATE %s SET %I = $2::%s%s WHERE %s', _out.relation, _out.column_name, _type,
       ', ' || quote_ident(_details) || ' = NULL', _is_row)
