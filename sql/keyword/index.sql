@@ -497,8 +497,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- Reads: the table  Writes: triggers, all as the caller
 DECLARE
   _index ml_rag_internal.keyword_store := ml_rag._keyword_definition(store, options);
-  _relation text := (SELECT format('%s.%s', n.nspname, c.relname) FROM pg_class AS c
-                     JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store);
+  _relation text := ml_rag._full_name(store);
 BEGIN
   PERFORM ml_rag._progress(call, _relation, 'waiting for writers');
   IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')

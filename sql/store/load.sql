@@ -152,9 +152,7 @@ BEGIN
     'chunking', CASE WHEN _splitter IS NULL THEN options -> 'chunking' ELSE '{"split_by": "none"}' END,
       'language',
       options -> 'language', 'ocr', options -> 'ocr', 'describe_images', options -> 'describe_images'));
-  RETURN jsonb_build_object('store', store::oid::bigint, 'relation', (
-      SELECT format('%s.%s', n.nspname, c.relname)
-      FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store),
+  RETURN jsonb_build_object('store', store::oid::bigint, 'relation', ml_rag._full_name(store),
     'embedding', _store.column_name, 'dimensions', _store.dimensions,
     'refresh', coalesce(options -> 'refresh', 'true'), 'file_dates', options -> 'file_dates',
     'metadata', options -> 'metadata', 'document_metadata', options -> 'document_metadata',
