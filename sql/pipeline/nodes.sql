@@ -107,6 +107,16 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._key_text(alias text, key name[]) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
+-- purpose: SQL of a row's key as one text, that of an array
+BEGIN
+  RETURN (SELECT format('ARRAY[%s]::text COLLATE "C"',
+    string_agg(format('%s.%I::text', alias, k), ', ' ORDER BY place))
+          FROM unnest(key) WITH ORDINALITY AS u (k, place));
+END
+$$;
+
 CREATE FUNCTION ml_rag._same_key(a text, key name[], b text, other_key name[]) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: SQL of: the key of alias a is that of alias b

@@ -21,16 +21,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._key_text(alias text, key name[]) RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: SQL of a row's key as one text, that of an array
-BEGIN
-  RETURN (SELECT format('ARRAY[%s]::text COLLATE "C"',
-    string_agg(format('%s.%I::text', alias, k), ', ' ORDER BY place))
-          FROM unnest(key) WITH ORDINALITY AS u (k, place));
-END
-$$;
-
 CREATE FUNCTION ml_rag._pieces(template text) RETURNS text[]
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: a template in pieces: {column}, {{, }} and what is between; what is none of them is left out
