@@ -12,7 +12,7 @@ And against a schema ml_rag that another role has made in a database without the
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 
@@ -56,15 +56,17 @@ def refuse_foreign_schema(connection: psycopg.Connection[Any]) -> None:
     _refuse_foreign(connection.execute(_FOREIGN).rowcount)
 
 
-def refuse_borrowed_role(connection: psycopg.Connection[Any]) -> None:
-    """Raises BorrowedRole, and ForeignSchema. The search_path must be one of those above."""
+def refuse_borrowed_role(connection: psycopg.Connection[Any], pin: LiteralString = PIN_TRANSACTION) -> None:
+    """Raises BorrowedRole, and ForeignSchema. ``pin``: what sets the search_path before."""
+    connection.execute(pin)
     refuse_foreign_schema(connection)
     if not _is_chosen(connection.info):
         _refuse(connection.execute(_BORROWED).rowcount)
 
 
 async def refuse_borrowed_role_async(connection: psycopg.AsyncConnection[Any]) -> None:
-    """The same."""
+    """The same, of a transaction."""
+    await connection.execute(PIN_TRANSACTION)
     _refuse_foreign((await connection.execute(_FOREIGN)).rowcount)
     if not _is_chosen(connection.info):
         _refuse((await connection.execute(_BORROWED)).rowcount)

@@ -597,8 +597,7 @@ def diagnose(dsn: str) -> Iterator[Finding]:
 
     def connect() -> str:
         connections.append(psycopg.connect(dsn, autocommit=True, connect_timeout=5))
-        connections[0].execute(PIN)
-        refuse_borrowed_role(connections[0])
+        refuse_borrowed_role(connections[0], PIN)
         return "reached"
 
     connected = run("database", connect)

@@ -64,8 +64,7 @@ class Loaded:
 def connect(dsn: str) -> psycopg.Connection[Any]:
     """An autocommit connection."""
     connection = psycopg.connect(dsn, autocommit=True, application_name="ml-rag eval")
-    connection.execute(PIN)
-    refuse_borrowed_role(connection)
+    refuse_borrowed_role(connection, PIN)
     connection.execute("SELECT set_config('ml_rag.progress_seconds', '0.5', false)")
     return connection
 

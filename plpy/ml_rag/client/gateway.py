@@ -14,7 +14,7 @@ from psycopg import sql
 
 from ml_rag.client.dsn import dsn_option
 from ml_rag.errors import InvalidRequest, MlRagError
-from ml_rag.search_path import PIN_TRANSACTION, refuse_borrowed_role
+from ml_rag.search_path import refuse_borrowed_role
 
 
 def _print_token(ctx: click.Context, param: click.Parameter, role: str | None) -> None:
@@ -96,7 +96,6 @@ def gateway(dsn: str, config: Path, host: str, port: int, connections: int) -> N
     wanted = Config.read(config)
     made = app(dsn, wanted, connections)
     with psycopg.connect(dsn) as connection:
-        connection.execute(PIN_TRANSACTION)
         refuse_borrowed_role(connection)
         for role in sorted(set(wanted.tokens.values())):
             _try_role(connection, role)

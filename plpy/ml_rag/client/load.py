@@ -24,7 +24,7 @@ from ml_rag import files, zstd
 from ml_rag.client import remote
 from ml_rag.client.dsn import dsn_option
 from ml_rag.errors import DocumentError, MlRagError, reasons
-from ml_rag.search_path import PIN_TRANSACTION, refuse_borrowed_role
+from ml_rag.search_path import refuse_borrowed_role
 from ml_rag.terminal import printable
 from ml_rag.work import Task, Work
 
@@ -422,7 +422,6 @@ def load(
                 psycopg.connect(dsn, autocommit=True, application_name="ml-rag load", prepare_threshold=None)
             )
             with made.transaction():
-                made.execute(PIN_TRANSACTION)
                 refuse_borrowed_role(made)
             return made
 

@@ -99,8 +99,7 @@ class Worker:
 
     def connect(self) -> psycopg.Connection[Any]:
         connection = psycopg.connect(self.dsn, autocommit=True, application_name="ml-rag worker")
-        connection.execute(PIN)
-        refuse_borrowed_role(connection)
+        refuse_borrowed_role(connection, PIN)
         # A lock on one table must not keep the worker from the others.
         connection.execute(
             "SELECT set_config('lock_timeout', '30s', false) WHERE current_setting('lock_timeout') = '0'"

@@ -210,7 +210,6 @@ class Database:
             connection.read_only = read_only
             set_json_loads(_read_json, connection)
             with connection.transaction():
-                connection.execute(PIN_TRANSACTION)
                 refuse_borrowed_role(connection)
 
         def make() -> ConnectionPool[Any]:
@@ -226,7 +225,6 @@ class Database:
 
         # the error of a wrong DSN is its own, and not that the pool had no connection in time
         with psycopg.connect(dsn, **_settings(name)) as connection:
-            connection.execute(PIN_TRANSACTION)
             refuse_borrowed_role(connection)
             self.schemas = Schemas.of(connection.execute(_SCHEMAS).fetchall())
         self._make = make
@@ -280,7 +278,6 @@ class Reader:
             await connection.set_read_only(True)
             set_json_loads(_read_json, connection)
             async with connection.transaction():
-                await connection.execute(PIN_TRANSACTION)
                 await refuse_borrowed_role_async(connection)
 
         self._connect = dsn, _settings(name)
@@ -302,7 +299,6 @@ class Reader:
         """While the server runs."""
         dsn, settings = self._connect
         async with await psycopg.AsyncConnection.connect(dsn, **settings) as connection:
-            await connection.execute(PIN_TRANSACTION)
             await refuse_borrowed_role_async(connection)
             cursor = await connection.execute(_SCHEMAS)
             self.schemas = Schemas.of(await cursor.fetchall())

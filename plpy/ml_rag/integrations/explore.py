@@ -34,7 +34,7 @@ from ml_rag.integrations.database import PRESETS, Query, Reader, asked, keys_of,
 from ml_rag.integrations.fields import OPTIONS, Field, Wrong, fields, joined, parsed, split
 from ml_rag.integrations.journey import Journey, key, look, moves, retrieve, write
 from ml_rag.integrations.waiting import cancelled_once, waited_for
-from ml_rag.search_path import PIN_TRANSACTION, refuse_borrowed_role, refuse_borrowed_role_async
+from ml_rag.search_path import refuse_borrowed_role, refuse_borrowed_role_async
 
 #: characters of a question
 QUESTION = 10_000
@@ -273,7 +273,6 @@ def _table(dsn: str, name: str) -> sql.Identifier:
         return sql.Identifier(*parts)
     with psycopg.connect(dsn, application_name="ml-rag explore") as connection:
         (oid,) = connection.execute(_RELATION, {"name": sql.Identifier(*parts).as_string()}).fetchone() or (None,)
-        connection.execute(PIN_TRANSACTION)
         refuse_borrowed_role(connection)
         names = connection.execute(_NAMES, {"oid": oid}).fetchone()
         if names is None:
@@ -498,7 +497,6 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         }
         try:
             async with await psycopg.AsyncConnection.connect(dsn, application_name="ml-rag explore") as connection:
-                await connection.execute(PIN_TRANSACTION)
                 await refuse_borrowed_role_async(connection)
                 await connection.execute(_UNMARK.format(table), parameters)
                 if form["mark"] != "none":
@@ -540,7 +538,6 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
             parameters = {"oid": found[0]["oid"], "name": title, "content": content}
             try:
                 async with await psycopg.AsyncConnection.connect(dsn, application_name="ml-rag explore") as connection:
-                    await connection.execute(PIN_TRANSACTION)
                     await refuse_borrowed_role_async(connection)
                     row = await (await cancelled_once(connection.execute(_LOAD, parameters))).fetchone()
             except psycopg.Error as error:
