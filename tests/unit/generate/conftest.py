@@ -1,4 +1,4 @@
-"""A model server with the fake models, on a TCP port of its own, for as long as a test module runs."""
+"""A model server with the fake models, on a TCP port of its own, for as long as a test module runs; other fixtures."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ import uvicorn
 from ml_rag.server.app import create_app
 from ml_rag.server.catalogue import load_catalogue
 from ml_rag.server.registry import Registry
+from support.remote_endpoint import engine_for, remote
+
+__all__ = ["engine_for", "remote"]
 
 
 class Served:

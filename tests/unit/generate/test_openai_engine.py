@@ -13,19 +13,7 @@ import pytest
 from ml_rag.abc import Sampling
 from ml_rag.errors import EngineFailed, ModelUnavailable
 from support.processes import wait_until
-from support.remote_endpoint import (
-    KEY,
-    QUESTION,
-    engine_for,
-    never,
-    piece,
-    remote,
-    replies,
-    streams,
-    text_of,
-)
-
-__all__ = ["engine_for", "remote"]
+from support.remote_endpoint import KEY, QUESTION, never, piece, replies, streams, text_of
 
 
 def test_generates_through_our_own_server(served, engine_for):

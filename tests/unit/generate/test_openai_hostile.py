@@ -13,20 +13,7 @@ import pytest
 from ml_rag.abc import Sampling
 from ml_rag.errors import EngineFailed
 from ml_rag.server.engines import openai_endpoint as endpoint_module
-from support.remote_endpoint import (
-    RemoteEndpoint,
-    endless,
-    engine_for,
-    never,
-    piece,
-    remote,
-    replies,
-    streams,
-    text_of,
-)
-
-__all__ = ["engine_for", "remote"]
-
+from support.remote_endpoint import RemoteEndpoint, endless, never, piece, replies, streams, text_of
 
 EVENT = b"data: " + json.dumps(piece("word " * 1000)).encode() + b"\n\n"
 

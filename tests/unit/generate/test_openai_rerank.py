@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from ml_rag.errors import EngineFailed
-from support.remote_endpoint import KEY, engine_for, never, remote, replies
-
-__all__ = ["engine_for", "remote"]
+from support.remote_endpoint import KEY, never, replies
 
 #: what it says of another form (Text Embeddings Inference 1.9)
 MISSING = "Failed to deserialize the JSON body into the target type: missing field `texts` at line 1 column 60"

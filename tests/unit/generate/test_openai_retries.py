@@ -13,18 +13,7 @@ import pytest
 from ml_rag.abc import Sampling
 from ml_rag.errors import EngineFailed
 from ml_rag.server.engines import openai_endpoint as endpoint_module
-from support.remote_endpoint import (
-    engine_for,
-    never,
-    piece,
-    remote,
-    replies,
-    streams,
-    text_of,
-)
-
-__all__ = ["engine_for", "remote"]
-
+from support.remote_endpoint import never, piece, replies, streams, text_of
 
 PASSING = [408, 409, 429, 500, 502, 503, 504]
 VECTORS = replies(200, {"data": [{"index": 0, "embedding": [1.0, 0.0]}]})

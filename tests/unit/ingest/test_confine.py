@@ -22,10 +22,8 @@ from ml_rag.ingest import confine, landlock
 from ml_rag.ingest.sandbox import DEFAULT_PARSER, Job, Sandbox, log_missing
 from ml_rag.ingest.split import Chunking
 from support import parsers
-from support.sandboxing import PLAIN, TESTS, Make, ask, fails, find_missing, make
+from support.sandboxing import PLAIN, TESTS, Make, ask, fails, find_missing
 from support.small_disk import small_disk
-
-__all__ = ["make"]
 
 
 @pytest.fixture

@@ -20,9 +20,7 @@ from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest
 from ml_rag.ingest import sandbox
 from ml_rag.ingest.sandbox import Job, ModelTokenizer
 from ml_rag.ingest.split import Chunking
-from support.sandboxing import PLAIN, Make, ask, eventually, fails, is_alive, job, make, pid
-
-__all__ = ["make"]
+from support.sandboxing import PLAIN, Make, ask, eventually, fails, is_alive, job, pid
 
 
 def test_a_document_comes_back_in_segments(make: Make) -> None:

@@ -17,9 +17,7 @@ from ml_rag.server.cancellation import Cancellation, ClientGone
 from ml_rag.server.catalogue import load_catalogue
 from ml_rag.server.engines.fake import FakeEmbed
 from ml_rag.server.registry import Registry
-from support.remote_endpoint import RemoteEndpoint, remote, replies
-
-__all__ = ["remote"]
+from support.remote_endpoint import RemoteEndpoint, replies
 
 
 class Panic(BaseException):

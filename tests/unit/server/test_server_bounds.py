@@ -22,12 +22,6 @@ from support.servers import RunningServer, running_server
 POST = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\n"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with running_server(tcp=True) as running:
-        yield running
-
-
 def resident_mib(server: RunningServer) -> int:
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) // 1024

@@ -21,10 +21,8 @@ from ml_rag.server import calls as server_calls
 from ml_rag.server.calls import Calls, Figures, error_class
 from ml_rag.server.inbox import beside
 from ml_rag.server.metrics import Metrics
-from support.model_server_process import client, eventually, metric, server
+from support.model_server_process import client, eventually, metric
 from support.servers import RunningServer, running_server
-
-__all__ = ["server"]
 
 CLUSTER = "6f-1-2-3"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.error import HTTPError
 
@@ -14,7 +14,7 @@ import pytest
 from ml_rag.abc import Sampling
 from ml_rag.server.engines import extractive
 from ml_rag.server.engines.extractive import ExtractiveEngine, Question, words_of
-from support.servers import RunningServer, running_server
+from support.servers import RunningServer
 
 TRAVEL = "# Travel\n\nHotels are paid in full. The limit is 140 euros in Germany, 180 euros in London. Ask Dr. Smith."
 MEALS = (
@@ -169,12 +169,6 @@ def test_texts_beyond_the_context_are_left_out() -> None:
     assert engine.fitting(["a" * 20, "b" * 20, "c"]) == ["a" * 20, "b" * 20]
     assert engine.fitting(["a" * 20, "b" * 21, "c"]) == ["a" * 20]
     assert engine.fitting(["a" * 41, "b"]) == ["a" * 40]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with running_server(tcp=True) as running:
-        yield running
 
 
 def ask(server: RunningServer, **body: Any) -> Any:

@@ -19,10 +19,8 @@ from ml_rag.server.cancellation import Cancellation, ClientGone
 from ml_rag.server.catalogue import load_catalogue
 from ml_rag.server.pictures import Described, Describer, Kept, check_takes_images
 from ml_rag.server.registry import Registry
-from support.remote_endpoint import RemoteEndpoint, piece, remote, replies, streams
+from support.remote_endpoint import RemoteEndpoint, piece, replies, streams
 from support.servers import remote_model
-
-__all__ = ["remote"]
 
 JPEG = b"\xff\xd8 a picture"
 

@@ -17,11 +17,9 @@ import httpx
 import pytest
 
 from ml_rag.server.catalogue import DEFAULT_MODELS, load_catalogue
-from support.model_server_process import client, eventually, metric, server
+from support.model_server_process import client, eventually, metric
 from support.processes import children, command, wait_until
 from support.servers import RunningServer, running_server
-
-__all__ = ["server"]
 
 
 def service_manager(address: str) -> socket.socket:

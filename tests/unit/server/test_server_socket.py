@@ -16,10 +16,8 @@ import httpx
 import pytest
 
 from ml_rag.server.sockets import CannotListen, bind_tcp
-from support.model_server_process import client, eventually, metric, server
+from support.model_server_process import client, eventually, metric
 from support.servers import RunningServer, running_server
-
-__all__ = ["server"]
 
 
 def test_the_socket_is_private(tmp_path: Path) -> None:
