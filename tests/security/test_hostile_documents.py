@@ -17,11 +17,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.canary import WORD, Canaries, canaries
+from support.canary import WORD, Canaries
 from support.office import docx, epub, odt, pptx, text_pdf, xlsx, zipped
 from support.servers import running_server
-
-__all__ = ["canaries"]
 
 PLPY = str(Path(__file__).parents[2] / "plpy")
 

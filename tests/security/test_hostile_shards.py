@@ -14,12 +14,11 @@ import pytest
 from ml_rag import __version__
 from support.cluster import Connection, Database
 from support.exchange import exchange
-from support.loading import loader, loader_role, rows
+from support.loading import loader_role, rows
 from support.partitions import CALLS, fill, send
 from support.shards import Shard, attach, empty, make_shard, map_roles, shards
 from support.stores import answer, error, warnings_of
 
-__all__ = ["loader"]
 WORDS = {"vector_store": ["public.four"], "skip_generate": True, **CALLS["words"]}
 
 

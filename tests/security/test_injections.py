@@ -17,14 +17,12 @@ import pytest
 
 from ml_rag.server.catalogue import load_catalogue, models_dir
 from ml_rag.server.chat import prompt
-from support.canary import Canaries, canaries
+from support.canary import Canaries
 from support.cluster import Cluster, Connection, Database
 from support.hostile_server import HostileServer, completion, embeddings, hostile, reply
 from support.real_model import engine_of
 from support.servers import running_server
 from support.stores import answer, create_store, fake_embedding, search
-
-__all__ = ["canaries"]
 
 CORPUS: list[dict[str, str]] = json.loads((Path(__file__).parent / "injections.json").read_text())
 IDS = [f"{one['id']} {one['technique']}" for one in CORPUS]

@@ -8,10 +8,8 @@ import pytest
 
 from support.cluster import Connection, Database
 from support.documents_server import DocumentsServer
-from support.loading import folder, loader, loader_role, server, write
+from support.loading import loader_role, write
 from support.stores import error
-
-__all__ = ["folder", "loader", "server"]
 
 CALLS = {
     "a run": "ml_rag.run_vectorizer('items', NULL, result)",

@@ -10,10 +10,7 @@ import psycopg
 from psycopg import sql
 
 from support.cluster import Connection, Database
-from support.loading import loader
 from support.stores import create_store, error
-
-__all__ = ["loader"]
 
 TABLES = [
     "conversation",

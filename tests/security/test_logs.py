@@ -27,12 +27,10 @@ from support.cluster import Connection, Database
 from support.documents_server import DocumentsServer
 from support.hostile_server import hostile, reply
 from support.keywords import keyword_store
-from support.loading import folder, load, loader, server, write
+from support.loading import load, write
 from support.office import docx, text_pdf, xlsx, zipped
 from support.servers import running_server
 from support.stores import create_store
-
-__all__ = ["folder", "loader", "server"]
 
 #: stands in every text that is sent; a word no program would write by itself
 WORD = "Quetzalcoatlus"

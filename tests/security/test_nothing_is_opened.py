@@ -18,14 +18,12 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from ml_rag.errors import InvalidRequest
-from support.canary import WORD, Canaries, canaries
+from support.canary import WORD, Canaries
 from support.cluster import Connection, Database
 from support.documents_server import DocumentsServer
 from support.keywords import keyword_store
-from support.loading import connect_as_loader, folder, loader, server, write
+from support.loading import connect_as_loader, write
 from support.stores import create_store, error, mark
-
-__all__ = ["canaries", "folder", "loader", "server"]
 
 #: how the options of each routine, or of each object among them, get into a call; {o} stands for one option's object
 CALLS = {

@@ -11,11 +11,10 @@ from click.testing import CliRunner, Result
 
 from ml_rag.cli import main
 from support.cluster import Connection, Database
-from support.loading import connect_as_loader, folder, loader, loader_role, rows, server
+from support.loading import connect_as_loader, loader_role, rows
 from support.processes import wait_until
 from support.stores import error
 
-__all__ = ["folder", "loader", "server"]
 TABLE = (
     "(document_name text NOT NULL, metadata jsonb NOT NULL, document_id bigint NOT NULL,"
     " segment_number integer NOT NULL, segment text NOT NULL, segment_embedding vector(16) NOT NULL,"

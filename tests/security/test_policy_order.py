@@ -13,12 +13,10 @@ import pytest
 from psycopg import sql
 
 from support.cluster import Connection, Database
-from support.loading import loader, loader_role
+from support.loading import loader_role
 from support.nodes import create
 from support.plans import plan
 from support.stores import create_store, error, fake_embedding, insert, search
-
-__all__ = ["loader"]
 
 #: w: what is looked for. The long ones are pages of their own.
 CONDITIONS = [

@@ -12,13 +12,10 @@ import pytest
 from psycopg import sql
 
 from support.cluster import Connection, Database
-from support.loading import folder
-from support.models_server import ModelsServer, models
+from support.models_server import ModelsServer
 from support.processes import wait_until
 from support.stores import create_store, error, fake_embedding, search
 from support.vectorizers import create
-
-__all__ = ["folder", "models"]
 
 
 @pytest.fixture

@@ -9,11 +9,10 @@ from psycopg.types.json import Jsonb
 
 from support.cluster import Connection, Database
 from support.keywords import assert_exact
-from support.models_server import ModelsServer, models
+from support.models_server import ModelsServer
 from support.stores import create_store, error, fake_embedding, insert
 from support.vectorizers import ITEMS, assert_segments_in_step, create, run
 
-__all__ = ["models"]
 #: that any role may change
 SETTINGS = [
     "quote_all_identifiers = on", "standard_conforming_strings = off", "transform_null_equals = on",

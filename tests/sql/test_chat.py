@@ -13,17 +13,14 @@ import pytest
 from support import programs
 from support.cluster import Cluster, Connection, Database
 from support.scripted import MODEL, Script
-from support.scripted import script as scripted
 from support.stores import answer, create_store, error, fake_embedding
-
-__all__ = ["scripted"]
 
 TEXTS = {"heron.pdf": "the heron stands in the reeds", "tern.pdf": "the tern dives for fish", "loon.pdf": "a loon"}
 
 
 @pytest.fixture
-def script(db: Database, scripted: Script) -> Script:
-    scripted.answer = "It stands in the reeds."
+def script(db: Database, script: Script) -> Script:
+    script.answer = "It stands in the reeds."
     owner = db.connect()
     owner.execute("SELECT ml_rag.configure('generate_model_id', %s)", (MODEL,))
     create_store(
@@ -32,7 +29,7 @@ def script(db: Database, scripted: Script) -> Script:
         [(name, i, 1, text, fake_embedding(text)) for i, (name, text) in enumerate(TEXTS.items())],
         "vector(16)",
     )
-    return scripted
+    return script
 
 
 def chat(connection: Connection, query: str | None, **options: Any) -> Any:

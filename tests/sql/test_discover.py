@@ -8,7 +8,6 @@ from psycopg import sql
 
 from support.citus import without_citus
 from support.cluster import Connection, Database
-from support.loading import loader
 from support.stores import (
     answer,
     create_store,
@@ -22,8 +21,6 @@ from support.stores import (
     retrieve,
     warnings_of,
 )
-
-__all__ = ["loader"]
 
 ROW = [("a", 1, 1, "s", (1, 0, 0))]
 

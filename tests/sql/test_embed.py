@@ -10,11 +10,9 @@ import pytest
 
 from support import hostile_server
 from support.cluster import Connection
-from support.embedding import UNIT, behave, embed, session
+from support.embedding import UNIT, embed
 from support.hostile_server import HostileServer, embeddings, encoded, endless, head, reply, send
 from support.stores import create_store, error, fake_embedding, search
-
-__all__ = ["behave", "session"]
 
 
 @pytest.mark.parametrize("text", ["cats chase mice", "one", "a a a b", "!", "MiXeD Case_1"])

@@ -14,12 +14,9 @@ import pytest
 
 from support import hostile_server, interrupts
 from support.cluster import Connection, Database
-from support.embedding import UNIT, behave, embed, session
+from support.embedding import UNIT, embed
 from support.hostile_server import HostileServer, embeddings, endless, head, reply, silent
 from support.stores import error
-
-__all__ = ["behave", "session"]
-
 
 WAITS: dict[str, hostile_server.Handler] = {
     "never answers": silent,

@@ -28,10 +28,10 @@ from support.embeddings import (
     vectors,
 )
 from support.keywords import assert_exact
-from support.models_server import ModelsServer, embedding, models
+from support.models_server import ModelsServer, embedding
 from support.stores import answer, as_text, create_store, error, fake_embedding, mark, names, search, warnings_of
 
-__all__ = ["models", "store"]
+__all__ = ["store"]
 
 
 @pytest.mark.parametrize("model", ["narrow", "other"])

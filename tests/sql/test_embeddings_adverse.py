@@ -24,10 +24,10 @@ from support.embeddings import (
     use,
     vectors,
 )
-from support.models_server import ModelsServer, models
+from support.models_server import ModelsServer
 from support.stores import create_store, error, fake_embedding, grant, insert, mark, names, search
 
-__all__ = ["models", "store"]
+__all__ = ["store"]
 
 
 # -- who may -----------------------------------------------------------------------------------------------------------

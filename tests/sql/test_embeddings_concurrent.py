@@ -21,12 +21,12 @@ from support.embeddings import (
     use,
     vectors,
 )
-from support.loading import counts, folder, load, write
-from support.models_server import ModelsServer, models
+from support.loading import counts, load, write
+from support.models_server import ModelsServer
 from support.processes import Background, wait_until
 from support.stores import create_store, error, search
 
-__all__ = ["folder", "models", "store"]
+__all__ = ["store"]
 
 WRITE = "UPDATE docs SET metadata = '{}' WHERE document_id = 1"
 

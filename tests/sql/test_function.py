@@ -16,10 +16,8 @@ from psycopg.types.json import Jsonb
 
 from ml_rag.backend.load import own_segments
 from support.cluster import Connection, Database
-from support.loading import connect_as_loader, loader
+from support.loading import connect_as_loader
 from support.stores import Row, answer, as_text, create_store, error, fake_embedding, grant, mark, search
-
-__all__ = ["loader"]
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "functions.md").read_text(encoding="utf-8")
 WORDS = ["heron", "grebe", "loon", "tern", "gull", "swan", "duck", "coot", "rail", "snipe"]

@@ -10,17 +10,14 @@ import pytest
 
 from support.cluster import Connection, Database
 from support.scripted import MODEL, Script
-from support.scripted import script as scripted
 from support.stores import Row, create_store, error, fake_embedding
-
-__all__ = ["scripted"]
 
 
 @pytest.fixture
-def script(db: Database, scripted: Script) -> Script:
-    scripted.answer = "It stands in the reeds."
+def script(db: Database, script: Script) -> Script:
+    script.answer = "It stands in the reeds."
     db.connect().execute("SELECT ml_rag.configure('generate_model_id', %s)", (MODEL,))
-    return scripted
+    return script
 
 
 @pytest.fixture

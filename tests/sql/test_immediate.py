@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from support.cluster import Connection, Database
-from support.models_server import ModelsServer, models
+from support.models_server import ModelsServer
 from support.stores import error, search
 from support.vectorizers import ITEMS, assert_in_step, assert_segments_in_step, create, failures, pending, run
-
-__all__ = ["models"]
 
 COLUMNS = {"column": "{name}: {notes}", "table": "{name}\n\n{notes}"}
 

@@ -13,10 +13,8 @@ from psycopg import sql
 
 from support.cluster import Connection, Database
 from support.documents_server import DocumentsServer
-from support.loading import counts, folder, load, loader, loader_role, rows, segments, server, write
+from support.loading import counts, load, loader_role, rows, segments, write
 from support.stores import error, fake_embedding
-
-__all__ = ["folder", "loader", "server"]
 
 
 def test_a_folder_becomes_a_vector_store(loader: Connection, server: DocumentsServer, folder: Path) -> None:

@@ -21,10 +21,8 @@ from ml_rag.client import remote
 from ml_rag.errors import InvalidRequest
 from support.cluster import Connection, Database
 from support.documents_server import DocumentsServer
-from support.loading import loader, loader_role, segments, server
+from support.loading import loader_role, segments
 from support.stores import error
-
-__all__ = ["loader", "server"]
 
 
 class Watched(MemoryFileSystem):

@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from support.cluster import Connection
-from support.loading import counts, folder, load, loader, rows, segments, write
+from support.loading import counts, load, rows, segments, write
 from support.servers import running_server
 from support.stores import error
-
-__all__ = ["folder", "loader"]
 
 SLOW = """
 [models.slow]

@@ -10,11 +10,9 @@ import pytest
 
 from support.cluster import Connection, Database
 from support.documents_server import DocumentsServer
-from support.loading import connect_as_loader, counts, folder, load, loader, rows, segments, server, write
+from support.loading import connect_as_loader, counts, load, rows, segments, write
 from support.processes import Background, wait_until
 from support.stores import error
-
-__all__ = ["folder", "loader", "server"]
 
 #: how long PostgreSQL may take to come back once the statement is to end
 GRACE_SECONDS = 0.2

@@ -14,10 +14,8 @@ import pytest
 from ml_rag.files import Given, Location
 from support.cluster import Connection
 from support.documents_server import DocumentsServer
-from support.loading import counts, folder, load, loader, rows, server, write
+from support.loading import counts, load, rows, write
 from support.stores import error
-
-__all__ = ["folder", "loader", "server"]
 
 
 @pytest.fixture

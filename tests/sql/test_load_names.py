@@ -10,10 +10,8 @@ import pytest
 
 from support.cluster import Connection
 from support.documents_server import DocumentsServer
-from support.loading import counts, folder, load, loader, rows, segments, server, write
+from support.loading import counts, load, rows, segments, write
 from support.stores import error
-
-__all__ = ["folder", "loader", "server"]
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,12 @@ from psycopg import sql
 
 from ml_rag.cli import main
 from support.cluster import Connection, Database
-from support.loading import counts, folder, load, loader, loader_role, rows
+from support.loading import counts, load, loader_role, rows
 from support.office import docx_with_pictures, drawn, epub, image_pdf, mail_with_pictures, odf_with_pictures, text_pdf
 from support.processes import wait_until
 from support.remote_endpoint import RemoteEndpoint, piece, replies, streams
 from support.servers import remote_model, running_server
 from support.stores import answer
-
-__all__ = ["folder", "loader"]
 
 MARK = "(Picture, described by the model vision)"
 SAID = "A bar chart. Sales rose from 3 to 5 million."

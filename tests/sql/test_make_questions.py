@@ -10,10 +10,8 @@ import pytest
 
 from support.cluster import Connection
 from support.loading import rows
-from support.scripted import MODEL, Script, script
+from support.scripted import MODEL, Script
 from support.stores import Row, create_store, error, fake_embedding, warnings_of
-
-__all__ = ["script"]
 
 BIRDS = ["heron", "grebe", "loon", "tern", "gull", "swan", "duck", "coot", "rail", "crane"]
 TEXTS = [

@@ -7,9 +7,7 @@ import re
 from pathlib import Path
 
 from support.cluster import Connection
-from support.schema import SqlModel, model, shop
-
-__all__ = ["model", "shop"]
+from support.schema import SqlModel
 
 TEXT = (Path(__file__).parents[2] / "docs" / "nl_sql.md").read_text()
 

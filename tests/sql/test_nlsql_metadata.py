@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from support.cluster import Connection, Database
-from support.schema import SqlModel, metadata, model, shop
+from support.schema import SqlModel, metadata
 from support.stores import error
-
-__all__ = ["model", "shop"]
 
 ORDERS = """\
 CREATE TABLE shop.orders ( -- what they bought

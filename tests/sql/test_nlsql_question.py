@@ -12,10 +12,8 @@ import psycopg
 import pytest
 
 from support.cluster import Connection, Database
-from support.schema import SqlModel, ask, metadata, model, shop
+from support.schema import SqlModel, ask, metadata
 from support.stores import error, warnings_of
-
-__all__ = ["model", "shop"]
 
 STATEMENTS = Path(__file__).parents[1] / "security" / "statements.json"
 UNANSWERABLE = {"answerable": False, "sql": ""}

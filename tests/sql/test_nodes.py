@@ -16,14 +16,12 @@ from psycopg import sql
 
 from support.cluster import Connection, Database
 from support.documents_server import DocumentsServer
-from support.loading import counts, folder, load, loader, server, write
-from support.models_server import ModelsServer, embedding, models
+from support.loading import counts, load, write
+from support.models_server import ModelsServer, embedding
 from support.nodes import create, nodes, refresh
 from support.processes import wait_until
 from support.stores import Row, answer, create_store, error, fake_embedding, insert, mark, search
-from support.vectorizers import items, run
-
-__all__ = ["folder", "items", "loader", "models", "server"]
+from support.vectorizers import run
 
 TEXTS = {
     (1, 1): "Herons wait for fish. Grebes dive.",

@@ -11,10 +11,8 @@ import pytest
 
 from support.cluster import Connection, Database
 from support.nodes import create, nodes, refresh
-from support.scripted import MODEL, Script, script
+from support.scripted import MODEL, Script
 from support.stores import create_store, error, fake_embedding, insert, search
-
-__all__ = ["script"]
 
 #: brief in the catalogue
 SMALLEST = "smollm2-135m-instruct"

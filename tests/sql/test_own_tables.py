@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from support.cluster import Connection, Database
-from support.models_server import ModelsServer, models
+from support.models_server import ModelsServer
 from support.scripted import MODEL, scripted_model
-
-__all__ = ["models"]
 
 #: asks a capable model, which the next test has
 ASKED = "What tents do you have"

@@ -11,14 +11,11 @@ import pytest
 
 from support.cluster import Connection, Database
 from support.keywords import add, assert_exact, enable
-from support.loading import counts, loader, loader_role, rows
+from support.loading import counts, loader_role, rows
 from support.nodes import create
 from support.partitions import CALLS, both, fill, send, words
 from support.stores import COLUMNS, answer, create_store, error, fake_embedding, insert, mark
 from support.stores import search as search_rows
-
-__all__ = ["loader"]
-
 
 ROOT = Path(__file__).resolve().parents[2]
 

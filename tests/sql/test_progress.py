@@ -14,15 +14,13 @@ import pytest
 
 from support.cluster import Connection, Database
 from support.documents_server import DocumentsServer
-from support.loading import folder, loader, loader_role, server, write
+from support.loading import loader_role, write
 from support.processes import Background, wait_until
 from support.stores import create_store, error
 from support.watching import gate, held, shown
 
 # what was called in a database is counted, by sessions that are told apart
 pytestmark = pytest.mark.fresh
-
-__all__ = ["folder", "loader", "server"]
 
 
 def told(connection: Connection) -> tuple[Any, ...]:

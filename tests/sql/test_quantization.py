@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 from support.cluster import Connection, Database
-from support.loading import folder, load, loader, server, write
+from support.loading import load, write
 from support.stores import answer, as_text, create_store, error, fake_embedding, grant, insert, mark, search
-
-__all__ = ["folder", "loader", "server"]
 
 ROWS, DIMENSIONS = 3000, 64
 KINDS = [

@@ -9,11 +9,9 @@ from collections import Counter
 import pytest
 
 from support.cluster import Connection
-from support.models_server import ModelsServer, models
+from support.models_server import ModelsServer
 from support.ranking import rank, rows
 from support.stores import create_store, fake_embedding, search
-
-__all__ = ["models"]
 
 
 def words(text: str) -> list[str]:

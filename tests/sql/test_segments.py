@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from support.cluster import Connection, Database
-from support.models_server import ModelsServer, models
+from support.models_server import ModelsServer
 from support.processes import Background
 from support.stores import error, fake_embedding, search
 from support.vectorizers import assert_segments_in_step, create, failures, pending, run
-
-__all__ = ["models"]
 
 NOTES = "CREATE TABLE notes (id integer PRIMARY KEY, title text, body text, price numeric)"
 LONG = "first paragraph\n\nsecond of glass\n\nthird one"

@@ -18,13 +18,11 @@ from psycopg import sql
 import ml_rag
 from support.citus import without_citus
 from support.cluster import Connection, Database
-from support.loading import loader, loader_role, rows
+from support.loading import loader_role, rows
 from support.partitions import CALLS, both, fill, send, words
 from support.processes import Background, wait_until
 from support.shards import Shard, attach, empty, make_shard, map_roles, shards
 from support.stores import answer, error, warnings_of
-
-__all__ = ["loader"]
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,9 @@ from psycopg import sql
 from ml_rag.cli import main
 from support.cluster import Connection, Database
 from support.documents_server import DocumentsServer
-from support.loading import counts, folder, loader, loader_role, rows, segments, server, write
+from support.loading import counts, loader_role, rows, segments, write
 from support.model_server_process import eventually
 from support.stores import error, fake_embedding
-
-__all__ = ["folder", "loader", "server"]
 
 
 @pytest.fixture

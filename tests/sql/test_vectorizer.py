@@ -13,12 +13,10 @@ from psycopg.conninfo import make_conninfo
 from support.cluster import Connection, Database
 from support.embeddings import triggers
 from support.loading import rows
-from support.models_server import ModelsServer, models
+from support.models_server import ModelsServer
 from support.processes import Background
 from support.stores import answer, error, search, warnings_of
-from support.vectorizers import ITEMS, assert_in_step, create, failures, items, pending, run
-
-__all__ = ["items", "models"]
+from support.vectorizers import ITEMS, assert_in_step, create, failures, pending, run
 
 
 def texts(connection: Connection, relation: str = "items") -> list[Any]:

@@ -8,12 +8,10 @@ import pytest
 
 from ml_rag.client import doctor
 from support.cluster import Connection, Database
-from support.models_server import ModelsServer, models
+from support.models_server import ModelsServer
 from support.processes import wait_until
 from support.stores import error, search
-from support.vectorizers import assert_in_step, assert_segments_in_step, create, items, run
-
-__all__ = ["items", "models"]
+from support.vectorizers import assert_in_step, assert_segments_in_step, create, run
 
 LONG = "first paragraph\n\nsecond of glass"
 SETTINGS = "SELECT name, value FROM ml_rag.setting WHERE name IN ('model_server', 'embed_model_id')"

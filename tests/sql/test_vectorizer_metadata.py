@@ -10,11 +10,9 @@ import pytest
 
 from support.cluster import Connection
 from support.loading import rows
-from support.scripted import MODEL, Script, script
+from support.scripted import MODEL, Script
 from support.stores import answer, create_store, error, fake_embedding, search
 from support.vectorizers import create, run
-
-__all__ = ["script"]
 
 TENTS = [
     (1, "Trailhome", "Tent for two with a porch", "tent", "Zenith", 89.90),

@@ -11,10 +11,8 @@ import psycopg
 import pytest
 
 from support.cluster import Connection, Database
-from support.models_server import ModelsServer, models
+from support.models_server import ModelsServer
 from support.vectorizers import assert_in_step, assert_segments_in_step, create, failures, run
-
-__all__ = ["models"]
 
 WORDS = ["lamp", "tent", "rope", "hat", "kettle", "jug", "bed", "!nan", " ", None]
 KEYS = 12

@@ -20,11 +20,9 @@ from psycopg.conninfo import make_conninfo
 from ml_rag.client.metrics_server import MOST
 from ml_rag.client.worker import LOOKING, Worker
 from support.cluster import Connection, Database
-from support.models_server import ModelsServer, models
+from support.models_server import ModelsServer
 from support.processes import wait_until
-from support.vectorizers import ITEMS, assert_in_step, create, items, pending
-
-__all__ = ["items", "models"]
+from support.vectorizers import ITEMS, assert_in_step, create, pending
 
 
 @contextmanager

@@ -1,0 +1,9 @@
+"""Fixtures of several files."""
+
+from __future__ import annotations
+
+from support.canary import canaries
+from support.loading import folder, loader, server
+from support.models_server import models
+
+__all__ = ["canaries", "folder", "loader", "models", "server"]
