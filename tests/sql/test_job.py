@@ -39,8 +39,6 @@ def test_a_model_that_fails_is_said_before_anything_is_made(texts: Connection) -
         ("public.texts.q", "public.texts.q", None, "22023"),
         ("public.texts.q", "public.other.o", None, "22023"),
         ("public.texts.q", "public.texts.o", {"batch_size": 0}, "22023"),
-        ("public.texts.q", "public.texts.o", {"batch_size": 10001}, "22023"),
-        ("public.texts.q", "public.texts.o", {"bogus": 1}, "22023"),
         ("public.texts.q", "public.texts.o", [], "22023"),
     ],
 )

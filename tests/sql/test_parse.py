@@ -297,30 +297,6 @@ def meets_documented_errors_only(connection: Connection, call: str, query: str, 
         assert "internal error" not in (e.diag.message_primary or ""), (e.diag.message_detail, options)  # noqa: PT017
 
 
-@pytest.mark.fuzz
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_generated_options_meet_documented_errors_only(
-    documents: Connection, options: dict[str, list[Option]], data: st.DataObject
-) -> None:
-    objects = Generator(options).objects("ml_rag")
-    query, value = data.draw(TEXTS), data.draw(st.one_of(objects, objects, objects, SCALARS))
-    for call in ("ml_rag_search", "ml_rag_answer"):
-        meets_documented_errors_only(documents, call, query, value)
-
-
-@pytest.mark.fuzz
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_generated_options_of_ml_generate(
-    documents: Connection, options: dict[str, list[Option]], data: st.DataObject
-) -> None:
-    objects = Generator(options).objects("ml_generate")
-    prompt, value = data.draw(TEXTS), data.draw(st.one_of(objects, objects, objects, SCALARS))
-    for call in ("ml_generate", "ml_embed_row"):
-        meets_documented_errors_only(documents, call, prompt, value)
-
-
 @pytest.mark.parametrize(
     ("call", "options"),
     [

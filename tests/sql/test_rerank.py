@@ -265,21 +265,6 @@ def test_nothing_scores_high_enough(owner: Connection, asker: Connection) -> Non
     assert "min_score" in caught.hint
 
 
-@pytest.mark.parametrize(
-    "rerank_options",
-    [
-        *({"candidates": bad} for bad in (0, 1001, 1.5, "50")),
-        *({"min_score": bad} for bad in (-0.01, 1.01, "auto")),
-        *({"model_id": bad} for bad in ("", 7)),
-        {"model": "fake-rerank"}, [], "fake-rerank", True,
-    ],
-    ids=str,
-)  # fmt: skip
-def test_bad_options(module_asker: Connection, rerank_options: Any) -> None:
-    with error("22023"):
-        search(module_asker, "q", {"rerank": rerank_options})
-
-
 def test_options_at_their_limits(owner: Connection, asker: Connection) -> None:
     """In a read-only transaction too."""
     create_texts(owner)

@@ -383,7 +383,6 @@ def test_the_model_of_the_embeddings_selects_the_stores(texts: Connection) -> No
         ({"embed_column": "w"}, "42703", ("w", "Its columns: id, q, v", 'Did you mean "q"?')),
         ({"embed_column": "q"}, "22023", ("vector or halfvec", "ml_embed_table")),
         ({"embed_column": "v", "query_embedding": [1.0] * 16}, "22023", ("query_embedding",)),
-        ({"embed_column": 7}, "22023", ("embed_column",)),
         ({"fail_on_embedding_error": "x"}, "22023", ("fail_on_embedding_error",)),
     ],
 )
