@@ -417,7 +417,6 @@ def test_a_dropped_vectorizer_that_leaves_its_segments(notes: Connection) -> Non
     ("setup", "options", "state", "words"),
     [
         ("", {"destination": "column", "chunking": {}}, "22023", ["chunking", "destination"]),
-        ("", {"chunking": {"segment_tokens": 15}}, "22023", ["segment_tokens"]),
         ("", {"chunking": {"segment_tokens": 20, "overlap_tokens": 11}}, "22023", ["at most half"]),
         ("CREATE TABLE notes_segments ()", {}, "42P07", ["notes_segments", "exists already"]),
         (
