@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.cluster import Cluster, Database
+from support.faulty_proxy import FaultyProxy, faulty_proxy
 from support.invariants import Answers, snapshot
 from support.loading import load
 from support.private_cluster import PrivateCluster, private_cluster
@@ -88,3 +89,11 @@ def gate(site: Site) -> Callable[..., Gate]:
         return Gate(site, table, condition, event)
 
     return make
+
+
+@pytest.fixture
+def proxy(site: Site, place: Path) -> Iterator[FaultyProxy]:
+    with faulty_proxy(place, site.server.socket) as (running, proxy):
+        with site.connect() as connection:
+            connection.execute("SELECT ml_rag.configure('model_server', %s)", (running.address,))
+        yield proxy

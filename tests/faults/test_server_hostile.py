@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from support.faulty_proxy import (
     FaultyProxy,
     change,
     closed,
-    faulty_proxy,
     garbage,
     hang,
     infinite,
@@ -55,14 +52,6 @@ LASTING = {
     ("breaks off", "/v1/embeddings"),
     ("answers garbage", "/v1/rerank"),
 }
-
-
-@pytest.fixture
-def proxy(site: Site, place: Path) -> Iterator[FaultyProxy]:
-    with faulty_proxy(place, site.server.socket) as (running, proxy):
-        with site.connect() as connection:
-            connection.execute("SELECT ml_rag.configure('model_server', %s)", (running.address,))
-        yield proxy
 
 
 def cases() -> list[Any]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 
 from support.cluster import Connection
-from support.faulty_proxy import FaultyProxy, faulty_proxy
+from support.faulty_proxy import FaultyProxy
 from support.invariants import documents_of, orphans
 from support.loading import counts, rows
 from support.processes import Background, wait_until
@@ -37,14 +36,6 @@ class Change:
 
 
 # -- a search ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def proxy(site: Site, place: Path) -> Iterator[FaultyProxy]:
-    with faulty_proxy(place, site.server.socket) as (running, proxy):
-        with site.connect() as connection:
-            connection.execute("SELECT ml_rag.configure('model_server', %s)", (running.address,))
-        yield proxy
 
 
 #: what somebody wants to do between discovery and the search, while the question is embedded
