@@ -11,7 +11,6 @@ import pytest
 from support.cluster import Connection
 from support.invariants import assert_keyword_index, documents_of
 from support.loading import counts, rows
-from support.processes import Background
 from support.site import STORE, Gate, Site
 
 Make = Callable[..., Gate]
@@ -23,17 +22,19 @@ def ends(*quick: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("what", [pytest.param(what, marks=mark) for what, mark in marks.items()])
 
 
-def end(site: Site, what: str, pid: int) -> None:
+def ended(site: Site, what: str, held: Gate, call: Callable[[Connection], Any]) -> Connection:
+    """End it where the gate holds a call; a connection after that."""
+    session = site.connect()
+    running = site.background(lambda: call(session))
+    pid = held.wait()
     if what == "backend":
         site.private.kill_backend(pid)
     else:
         site.kill_cluster()
-
-
-def lost(call: Background) -> None:
-    """The caller sees a connection that broke, and no result."""
+    # the caller sees a connection that broke, and no result
     with pytest.raises(psycopg.OperationalError):
-        call.result()
+        running.result()
+    return site.connect()
 
 
 def prepare(site: Site) -> Connection:
@@ -51,11 +52,7 @@ def table_of_questions(connection: Connection) -> None:
 def test_in_the_middle_of_a_load(site: Site, gate: Make, what: str) -> None:
     prepare(site)
     held = gate("docs", "NEW.document_name LIKE '%d030.txt' AND NEW.segment_number = 2")
-    session = site.connect()
-    call = site.background(lambda: site.load(session))
-    end(site, what, held.wait())
-    lost(call)
-    after = site.connect()
+    after = ended(site, what, held, site.load)
     kept = documents_of(after, STORE)
     # a commit each 16 documents, or after 2 seconds: whole documents only
     assert 16 <= len(kept) < 40
@@ -69,11 +66,7 @@ def test_in_the_middle_of_a_load(site: Site, gate: Make, what: str) -> None:
 def test_at_the_end_of_a_load_where_the_index_is_made(site: Site, gate: Make, what: str) -> None:
     prepare(site)
     held = gate("ml_rag_internal.keyword_posting", "true")
-    session = site.connect()
-    call = site.background(lambda: site.load(session))
-    end(site, what, held.wait())
-    lost(call)
-    after = site.connect()
+    after = ended(site, what, held, site.load)
     indexes = "SELECT FROM pg_indexes WHERE tablename = 'docs' AND indexdef LIKE '%hnsw%'"
     assert rows(after, indexes) == []
     held.remove(after)
@@ -91,15 +84,9 @@ def test_while_a_document_is_replaced(site: Site, gate: Make, what: str) -> None
     name = min(before)
     held = gate("docs", "NEW.segment_number = 2")
     content = b"one new paragraph\n\n" * 3
-    call = site.background(
-        lambda: session.execute(
-            "SELECT ml_rag.load_document('docs', %s, %s, %s)",
-            (name, content, '{"chunking": {"split_by": "paragraph", "segment_tokens": 16}}'),
-        )
-    )
-    end(site, what, held.wait())
-    lost(call)
-    after = site.connect()
+    statement = "SELECT ml_rag.load_document('docs', %s, %s, %s)"
+    values = (name, content, '{"chunking": {"split_by": "paragraph", "segment_tokens": 16}}')
+    after = ended(site, what, held, lambda session: session.execute(statement, values))
     assert documents_of(after, STORE) == before
     held.remove(after)
     site.verify()
@@ -130,12 +117,8 @@ def test_in_the_middle_of_a_batch_routine(
     table_of_questions(connection)
     connection.execute(f"ALTER TABLE questions ADD COLUMN answer {type_}")
     held = gate("questions", "NEW.id = 13", "UPDATE")
-    session = site.connect()
     call_statement = f"CALL {routine}('public.questions.question', 'public.questions.answer', '{options}')"
-    call = site.background(lambda: session.execute(call_statement))
-    end(site, what, held.wait())
-    lost(call)
-    after = site.connect()
+    after = ended(site, what, held, lambda session: session.execute(call_statement))
     written = "SELECT id, xmin::text, answer::text FROM questions WHERE answer IS NOT NULL ORDER BY id"
     kept = rows(after, written)
     assert [row[0] for row in kept] == list(range(1, 11))
@@ -160,11 +143,7 @@ def test_in_the_middle_of_folding(site: Site, gate: Make, what: str) -> None:
     connection.execute("DELETE FROM docs WHERE document_name LIKE '%d00%'")
     connection.execute("UPDATE docs SET segment = segment || ' changed' WHERE document_name LIKE '%d01%'")
     held = gate("ml_rag_internal.keyword_posting", "true")
-    session = site.connect()
-    call = site.background(lambda: session.execute("SELECT ml_rag.merge_keyword_index('docs')"))
-    end(site, what, held.wait())
-    lost(call)
-    after = site.connect()
+    after = ended(site, what, held, lambda session: session.execute("SELECT ml_rag.merge_keyword_index('docs')"))
     held.remove(after)
     assert_keyword_index(after)
     after.execute("SELECT ml_rag.merge_keyword_index('docs')")
@@ -180,17 +159,13 @@ def test_while_a_large_statement_folds_its_own_rows(site: Site, gate: Make, what
     connection = site.connect()
     site.load(connection)
     held = gate("ml_rag_internal.keyword_posting", "true")
-    session = site.connect()
     many = (
         "INSERT INTO docs SELECT 'more' || i, '{}', 1000 + i, 1, 'topic3 number ' || i,"
         # distinct ones: pgvector's graph falls apart over very many that are equal (docs/faults.md)
         " (SELECT array_agg(abs(sin(i * 1.7 + d * d * 0.9))) FROM generate_series(1, 16) AS d)::vector"
         " FROM generate_series(1, 1500) AS i"
     )
-    call = site.background(lambda: session.execute(many))
-    end(site, what, held.wait())
-    lost(call)
-    after = site.connect()
+    after = ended(site, what, held, lambda session: session.execute(many))
     held.remove(after)
     site.verify()
 
@@ -200,12 +175,7 @@ def test_while_a_keyword_index_is_made_anew(site: Site, gate: Make, what: str) -
     connection = site.connect()
     site.load(connection)
     held = gate("ml_rag_internal.keyword_posting", "true")
-    session = site.connect()
-    call = site.background(
-        lambda: session.execute("SELECT ml_rag.enable_keyword_search('docs', '{\"language\": \"de\"}')")
-    )
-    end(site, what, held.wait())
-    lost(call)
-    after = site.connect()
+    statement = "SELECT ml_rag.enable_keyword_search('docs', '{\"language\": \"de\"}')"
+    after = ended(site, what, held, lambda session: session.execute(statement))
     held.remove(after)
     site.verify()  # the former one, as it was
