@@ -7,14 +7,13 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from support.invariants import documents_of
 from support.loading import counts, load, rows
 from support.processes import cpu_seconds, wait_until
-from support.site import CHUNKING, STORE, Site
+from support.site import CHUNKING, MODEL_CALLS, STORE, Site
 from support.stores import error
 from support.supervised_server import FOREVER, SupervisedServer, supervised_server
 
@@ -28,41 +27,15 @@ def server(place: Path) -> Iterator[SupervisedServer]:
         yield running
 
 
-def held(**options: Any) -> str:
-    return json.dumps(options)
-
-
-#: what the server is in the middle of -> statement, the model that is at work
-CALLS: dict[str, tuple[str, str]] = {
-    "embedding": (f"SELECT ml_embed_row('a text', '{held(embed_model_id='held-embed')}')", "held-embed"),
-    "generating": (f"SELECT ml_generate('why?', '{held(model_id='held-generate', max_tokens=500)}')", "held-generate"),
-    "answering": (
-        f"CALL ml_rag('topic3', '{held(model_options={'model_id': 'held-generate'})}')",
-        "held-generate",
-    ),
-    "reranking": (
-        f"SELECT * FROM ml_rag_search('topic3', '{held(rerank={'model_id': 'held-rerank'})}')",
-        "held-rerank",
-    ),
-    "ranking": (
-        f"SELECT * FROM ml_rank_rows('topic3', '{{1,2}}', '{{one,two}}', '{held(model='held-rerank')}')",
-        "held-rerank",
-    ),
-    "evaluating": (
-        "SELECT ml_rag_evaluate('SELECT ''topic3'' AS question',"
-        f" '{held(generate=True, options={'model_options': {'model_id': 'held-generate'}})}')",
-        "held-generate",
-    ),
-}
 #: those that run in the ordinary suite too
-LASTING = {"generating", "answering"}
+LASTING = {"ml_generate", "ml_rag"}
 
 
 @pytest.mark.parametrize(
-    "doing", [pytest.param(name, marks=() if name in LASTING else (pytest.mark.slow,)) for name in CALLS]
+    "doing", [pytest.param(name, marks=() if name in LASTING else (pytest.mark.slow,)) for name in MODEL_CALLS]
 )
 def test_in_the_middle_of(site: Site, doing: str) -> None:
-    statement, model = CALLS[doing]
+    statement, model = MODEL_CALLS[doing]
     session = site.connect()
     site.load(session)
     call = site.background(lambda: session.execute(statement))
@@ -80,7 +53,7 @@ def test_while_it_is_down_and_after(site: Site) -> None:
     session = site.connect()
     site.load(session)
     site.server.hold()
-    for statement, _ in CALLS.values():
+    for statement, _ in MODEL_CALLS.values():
         if "ml_rag_search" not in statement:
             with error("08006", "the model server cannot be reached", HINT):
                 session.execute(statement)

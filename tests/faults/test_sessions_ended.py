@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from support.cluster import Connection
 from support.invariants import assert_nothing_left, documents_of
 from support.loading import counts, rows
 from support.processes import wait_until
-from support.site import STORE, Gate, Site
+from support.site import MODEL_CALLS, STORE, Gate, Site, options
 from support.stores import error
 from support.supervised_server import SupervisedServer, supervised_server
 
@@ -28,32 +27,9 @@ def server(place: Path) -> Iterator[SupervisedServer]:
         yield running
 
 
-def options(**given: Any) -> str:
-    return json.dumps(given)
-
-
 #: each routine in the middle of its model's work -> statement, model
 CALLS: dict[str, tuple[str, str]] = {
-    "ml_embed_row": (f"SELECT ml_embed_row('a text', '{options(embed_model_id='held-embed')}')", "held-embed"),
-    "ml_generate": (f"SELECT ml_generate('why?', '{options(model_id='held-generate')}')", "held-generate"),
-    "ml_rag": (f"CALL ml_rag('topic3', '{options(model_options={'model_id': 'held-generate'})}')", "held-generate"),
-    "ml_rag_answer": (
-        f"SELECT ml_rag_answer('topic3', '{options(model_options={'model_id': 'held-generate'})}')",
-        "held-generate",
-    ),
-    "ml_rag_search": (
-        f"SELECT * FROM ml_rag_search('topic3', '{options(rerank={'model_id': 'held-rerank'})}')",
-        "held-rerank",
-    ),
-    "ml_rank_rows": (
-        f"SELECT * FROM ml_rank_rows('topic3', '{{1}}', '{{one}}', '{options(model='held-rerank')}')",
-        "held-rerank",
-    ),
-    "ml_rag_evaluate": (
-        "SELECT ml_rag_evaluate('SELECT ''topic3'' AS question',"
-        f" '{options(generate=True, options={'model_options': {'model_id': 'held-generate'}})}')",
-        "held-generate",
-    ),
+    **MODEL_CALLS,
     "ml_rag_table": (
         "CALL ml_rag_table('public.questions.question', 'public.questions.answer',"
         f" '{options(model_options={'model_id': 'held-generate'})}')",

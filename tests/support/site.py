@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,6 +31,35 @@ from support.supervised_server import SupervisedServer
 CHUNKING = {"chunking": {"split_by": "paragraph", "segment_tokens": 16}}
 DOCUMENTS = 40
 STORE = "public.docs"
+
+
+def options(**given: Any) -> str:
+    return json.dumps(given)
+
+
+#: routine -> a call of it that a model is held by, that model
+MODEL_CALLS: dict[str, tuple[str, str]] = {
+    "ml_embed_row": (f"SELECT ml_embed_row('a text', '{options(embed_model_id='held-embed')}')", "held-embed"),
+    "ml_generate": (f"SELECT ml_generate('why?', '{options(model_id='held-generate')}')", "held-generate"),
+    "ml_rag": (f"CALL ml_rag('topic3', '{options(model_options={'model_id': 'held-generate'})}')", "held-generate"),
+    "ml_rag_answer": (
+        f"SELECT ml_rag_answer('topic3', '{options(model_options={'model_id': 'held-generate'})}')",
+        "held-generate",
+    ),
+    "ml_rag_search": (
+        f"SELECT * FROM ml_rag_search('topic3', '{options(rerank={'model_id': 'held-rerank'})}')",
+        "held-rerank",
+    ),
+    "ml_rank_rows": (
+        f"SELECT * FROM ml_rank_rows('topic3', '{{1}}', '{{one}}', '{options(model='held-rerank')}')",
+        "held-rerank",
+    ),
+    "ml_rag_evaluate": (
+        "SELECT ml_rag_evaluate('SELECT ''topic3'' AS question',"
+        f" '{options(generate=True, options={'model_options': {'model_id': 'held-generate'}})}')",
+        "held-generate",
+    ),
+}
 
 
 def text_of(i: int) -> str:
