@@ -15,20 +15,7 @@ from support import content, objects
 from support.cluster import Cluster, Connection, Database
 from support.extension import VERSIONS, data, install
 from support.keywords import assert_exact
-from support.programs import run
-
-FORMATS = {"plain": ["-Fp"], "custom": ["-Fc"], "directory": ["-Fd", "-j2"]}
-
-
-def dump(database: Database, how: str, path: Path, *options: str) -> None:
-    assert run("pg_dump", database, *FORMATS[how], "-f", str(path), *options).stderr == ""
-
-
-def restore(database: Database, how: str, path: Path, *options: str) -> None:
-    if how == "plain":
-        run("psql", database, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", str(path), *options)
-    else:
-        assert run("pg_restore", database, "--exit-on-error", str(path), *options).stderr == ""
+from support.programs import dump, restore
 
 
 @dataclass
@@ -100,7 +87,7 @@ def assert_lives_on(owner: Connection) -> None:
 @pytest.mark.parametrize("how", ["plain", "directory"])
 def test_a_restored_database_gives_the_same_answers(source: Source, target: Database, how: str, tmp_path: Path) -> None:
     dump(source.database, how, tmp_path / "dump")
-    restore(target, how, tmp_path / "dump", *(["-j2"] if how == "directory" else []))
+    restore(target, how, tmp_path / "dump")
     owner = target.connect()
     assert_same(source, owner)
     assert_lives_on(owner)

@@ -9,7 +9,7 @@ import pytest
 from support.cluster import Cluster, Connection, Database
 from support.models_server import ModelsServer, models
 from support.nodes import create, nodes, refresh
-from support.programs import run as program
+from support.programs import dump, restore
 from support.stores import create_store, fake_embedding, search
 
 __all__ = ["models"]
@@ -18,7 +18,7 @@ TEXTS = {(1, 1): "Herons wait for fish. Grebes dive.", (2, 1): "Loons call at ni
 IN_SENTENCES = {"arms": [{"search": "keyword", "in": "sentences"}], "return": "node"}
 
 
-@pytest.mark.parametrize("how", ["-Fp", "-Fc"])
+@pytest.mark.parametrize("how", ["plain", "custom"])
 def test_node_groups_go_on_where_they_are_restored(
     cluster: Cluster, db: Database, owner: Connection, models: ModelsServer, tmp_path: Path, how: str
 ) -> None:
@@ -36,13 +36,9 @@ def test_node_groups_go_on_where_they_are_restored(
     query = "SELECT name, transform, rows, pending, failed FROM ml_rag.node_group ORDER BY name"
     before = owner.execute(query).fetchall()
     assert before == [("sentences", "sentence", 4, 1, 0), ("words", "public.synonyms", 1, 1, 0)]
-    path = tmp_path / "dump"
-    program("pg_dump", db, how, "-f", str(path))
+    dump(db, how, tmp_path / "dump")
     with cluster.database("template0") as target:
-        if how == "-Fp":
-            program("psql", target, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", str(path))
-        else:
-            program("pg_restore", target, "--exit-on-error", str(path))
+        restore(target, how, tmp_path / "dump")
         restored = target.connect()
         assert restored.execute(query).fetchall() == before
         assert [row[5] for row in search(restored, "grebes", IN_SENTENCES)] == ["Grebes dive."]

@@ -8,13 +8,13 @@ import pytest
 
 from support.cluster import Cluster, Connection, Database
 from support.models_server import ModelsServer, models
-from support.programs import run as program
+from support.programs import dump, restore
 from support.vectorizers import assert_in_step, assert_segments_in_step, create, run
 
 __all__ = ["models"]
 
 
-@pytest.mark.parametrize("how", ["-Fp", "-Fc"])
+@pytest.mark.parametrize("how", ["plain", "custom"])
 def test_a_vectorizer_goes_on_where_it_is_restored(
     cluster: Cluster, db: Database, owner: Connection, models: ModelsServer, tmp_path: Path, how: str
 ) -> None:
@@ -25,13 +25,9 @@ def test_a_vectorizer_goes_on_where_it_is_restored(
         assert run(owner, table)["embedded"] == 2
         # one waits while it is dumped
         owner.execute(f"INSERT INTO {table} VALUES (4, 'hat', 4)")
-    path = tmp_path / "dump"
-    program("pg_dump", db, how, "-f", str(path))
+    dump(db, how, tmp_path / "dump")
     with cluster.database("template0") as target:
-        if how == "-Fp":
-            program("psql", target, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", str(path))
-        else:
-            program("pg_restore", target, "--exit-on-error", str(path))
+        restore(target, how, tmp_path / "dump")
         restored = target.connect()
         models.requests.clear()
         for table in ("beside", "apart"):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from support import programs
 from support.cluster import Cluster, Connection, Database
+from support.programs import dump, restore
 from support.scripted import MODEL, Script
 from support.stores import answer, create_store, error, fake_embedding
 
@@ -451,7 +451,7 @@ def role_of(connection: Connection) -> str:
 
 @pytest.mark.parametrize("form", ["plain", "directory"])
 def test_conversations_go_on_where_a_dump_was_restored(
-    script: Script, asker: Connection, cluster: Cluster, db: Database, reachable_dir: Path, form: str
+    script: Script, asker: Connection, cluster: Cluster, db: Database, tmp_path: Path, form: str
 ) -> None:
     """Into another database they go on where they were; a parallel restore takes the tables in any order."""
     first = chat(asker, "where is the heron?", n_citations=1)
@@ -460,14 +460,9 @@ def test_conversations_go_on_where_a_dump_was_restored(
     other = chat(db.connect("tenant"), "a secret?")["conversation_id"]
     every = "SELECT m::text FROM ml_rag.message AS m ORDER BY turn"
     everything = [asker.execute(statement).fetchall() for statement in (every, "TABLE ml_rag.conversation")]
+    dump(db, form, tmp_path / "dump")
     with cluster.database(template="template0") as copy:
-        if form == "plain":
-            dump = programs.run("pg_dump", db, "--no-owner").stdout
-            programs.run("psql", copy, "-X", "-q", "-v", "ON_ERROR_STOP=1", input=dump)
-        else:
-            folder = reachable_dir / f"{db.name}.dump"
-            programs.run("pg_dump", db, "--no-owner", "-Fd", "-f", str(folder))
-            programs.run("pg_restore", copy, "--exit-on-error", "--no-owner", "-j", "2", str(folder))
+        restore(copy, form, tmp_path / "dump")
         restored = copy.connect("asker")
         assert [restored.execute(s).fetchall() for s in (every, "TABLE ml_rag.conversation")] == everything
         assert turns(restored, other) == []

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Any
+from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg import sql
 
-from support.cluster import Connection, Database
+from support.cluster import Cluster, Connection, Database
 from support.keywords import (
     SCORES,
     add,
@@ -23,7 +23,7 @@ from support.keywords import (
     search,
     tokens,
 )
-from support.programs import run
+from support.programs import dump, restore
 from support.stores import create_store, error, insert
 
 PUBLIC = "common words of both tenants"
@@ -364,30 +364,23 @@ def test_many_tenants_at_some_size(db: Database, owner: Connection) -> None:
 
 
 @pytest.mark.parametrize("form", ["plain", "custom"])
-def test_a_dump_brings_the_indexes_along(owner: Connection, db: Database, tmp_path: Any, form: str) -> None:
+def test_a_dump_brings_the_indexes_along(
+    owner: Connection, cluster: Cluster, db: Database, tmp_path: Path, form: str
+) -> None:
     owner.execute("CREATE SCHEMA s")
     keyword_store(owner, ["fox", "dog", "fox dog"], "s.docs", '{"language": "en", "k1": 1.5}')
     add(owner, ["a foxy dog"], 4, "s.docs")
     owner.execute("DELETE FROM s.docs WHERE document_id = 1")
     before = search(owner, "foxes dogs", name="s.docs")
-    file = str(tmp_path / "dump")
-    run("pg_dump", db, "-F", form[0], "-f", file)
-    restored = Database(db.dsn, f"{db.name}_restored", db.prefix)
-    owner.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(restored.name)))
-    try:
-        if form == "plain":
-            run("psql", restored, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", file)
-        else:
-            run("pg_restore", restored, "-e", file)
+    dump(db, form, tmp_path / "dump")
+    with cluster.database("template0") as restored:
+        restore(restored, form, tmp_path / "dump")
         connection = restored.connect()
         assert search(connection, "foxes dogs", name="s.docs") == before
         add(connection, ["fox fox"], 9, "s.docs")
         connection.execute("DELETE FROM s.docs WHERE document_id = 2")
         connection.execute("SELECT ml_rag.merge_keyword_index('s.docs')")
         assert_exact(connection, "foxes dogs", "s.docs", k1=1.5)
-    finally:
-        restored.close()
-        owner.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(restored.name)))
 
 
 def test_ids_are_the_same_read_one_by_one_and_all_at_once(owner: Connection) -> None:

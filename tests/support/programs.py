@@ -13,6 +13,8 @@ from psycopg.conninfo import make_conninfo
 
 from support.cluster import Database
 
+FORMATS = {"plain": ["-Fp"], "custom": ["-Fc"], "directory": ["-Fd", "-j2"]}
+
 
 def client(name: str, server_version: int) -> str:
     """The path of a program of the server's major version or newer: pg_dump reads no newer server."""
@@ -36,3 +38,15 @@ def run(name: str, database: Database, *arguments: str, input: str | None = None
     done = subprocess.run([program, "-d", dsn, *arguments], input=input, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done
+
+
+def dump(database: Database, how: str, path: Path, *options: str) -> None:
+    assert run("pg_dump", database, *FORMATS[how], "-f", str(path), *options).stderr == ""
+
+
+def restore(database: Database, how: str, path: Path, *options: str) -> None:
+    if how == "plain":
+        run("psql", database, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", str(path), *options)
+    else:
+        jobs = ["-j2"] if how == "directory" else []
+        assert run("pg_restore", database, "--exit-on-error", *jobs, str(path), *options).stderr == ""
