@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
@@ -81,3 +82,17 @@ def asker_dsn(db: Database) -> Iterator[str]:
 def tenant_dsn(db: Database) -> Iterator[str]:
     with login(db, "tenant") as dsn:
         yield dsn
+
+
+@pytest.fixture
+def trap(boats: str) -> Iterator[psycopg.Connection]:
+    """A view, public.trap, that writes where it is read: it runs with the rights of who made it."""
+    with psycopg.connect(boats, autocommit=True) as connection:
+        connection.execute("CREATE TABLE written (n integer)")
+        connection.execute(
+            "CREATE FUNCTION writes() RETURNS text LANGUAGE sql VOLATILE"
+            " AS $$ INSERT INTO public.written VALUES (1); SELECT 'written' $$"
+        )
+        connection.execute("CREATE VIEW trap AS SELECT writes() AS segment, b.segment_embedding FROM boats AS b")
+        connection.execute("COMMENT ON COLUMN trap.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'")
+        yield connection

@@ -823,19 +823,10 @@ def test_the_role_sees_what_it_may(db: Database, boats: str, tenant_dsn: str) ->
         assert "no segment of that number" in hidden
 
 
-def test_only_marks_are_written(boats: str) -> None:
-    # a view of one's own runs with one's own rights: what it would write is refused
-    with psycopg.connect(boats, autocommit=True) as connection:
-        connection.execute("CREATE TABLE written (n integer)")
-        connection.execute(
-            "CREATE FUNCTION writes() RETURNS text LANGUAGE sql VOLATILE"
-            " AS $$ INSERT INTO public.written VALUES (1); SELECT 'written' $$"
-        )
-        connection.execute("CREATE VIEW trap AS SELECT writes() AS segment, b.segment_embedding FROM boats AS b")
-        connection.execute("COMMENT ON COLUMN trap.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'")
-        with served(boats) as page:
-            assert "25006" in text_of(page.get(q="boat", a='{"vector_store": ["public.trap"]}'))
-        assert connection.execute("SELECT count(*) FROM written").fetchone() == (0,)
+def test_only_marks_are_written(boats: str, trap: psycopg.Connection) -> None:
+    with served(boats) as page:
+        assert "25006" in text_of(page.get(q="boat", a='{"vector_store": ["public.trap"]}'))
+    assert trap.execute("SELECT count(*) FROM written").fetchone() == (0,)
 
 
 def test_the_searches_of_the_lists() -> None:

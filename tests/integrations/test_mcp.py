@@ -388,19 +388,10 @@ async def test_the_role_sees_what_it_may(db: Database, boats: str, tenant_dsn: s
         assert "42P01" in await refusal(client, "read_document", store="public.boats", document_name="boats.pdf")
 
 
-async def test_every_statement_is_read_only(db: Database, boats: str) -> None:
-    # a view of one's own runs with one's own rights: what it would write is refused
-    with psycopg.connect(boats, autocommit=True) as connection:
-        connection.execute("CREATE TABLE written (n integer)")
-        connection.execute(
-            "CREATE FUNCTION writes() RETURNS text LANGUAGE sql VOLATILE"
-            " AS $$ INSERT INTO public.written VALUES (1); SELECT 'written' $$"
-        )
-        connection.execute("CREATE VIEW trap AS SELECT writes() AS segment, b.segment_embedding FROM boats AS b")
-        connection.execute("COMMENT ON COLUMN trap.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'")
-        async with Client(mcp.server(boats)) as client:
-            assert "25006" in await refusal(client, "search", query="boat", stores=["public.trap"])
-        assert connection.execute("SELECT count(*) FROM written").fetchone() == (0,)
+async def test_every_statement_is_read_only(boats: str, trap: psycopg.Connection) -> None:
+    async with Client(mcp.server(boats)) as client:
+        assert "25006" in await refusal(client, "search", query="boat", stores=["public.trap"])
+    assert trap.execute("SELECT count(*) FROM written").fetchone() == (0,)
 
 
 async def test_over_stdin_and_stdout(boats: str) -> None:
