@@ -3,9 +3,7 @@ is nothing to run."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import inspect
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -45,16 +43,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker("integrations")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run tests that are coroutines, each in an event loop of its own."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    wanted = pyfuncitem._fixtureinfo.argnames
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
-    return True
 
 
 @contextlib.contextmanager

@@ -1067,24 +1067,20 @@ def test_a_client_is_told_when_to_come_back(db: Database) -> None:
         assert (refused.status, refused.headers) == (429, {"retry-after": seconds})
 
 
-def test_requests_of_a_token_that_wait_are_bounded(
+async def test_requests_of_a_token_that_wait_are_bounded(
     db: Database, boats: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(share, "WAITING", 1)
-
-    async def run() -> None:
-        shares = share.Shares(["a", "b"], 2)
-        give_back = await shares.take("a")
-        waiting = asyncio.ensure_future(shares.take("a"))
-        await asyncio.sleep(0)
-        with pytest.raises(Refused, match="this token has 1 questions"):
-            await shares.take("a")
-        (await shares.take("b"))()
-        give_back()
-        (await waiting)()
-        (await shares.take("a"))()
-
-    asyncio.run(run())
+    shares = share.Shares(["a", "b"], 2)
+    give_back = await shares.take("a")
+    waiting = asyncio.ensure_future(shares.take("a"))
+    await asyncio.sleep(0)
+    with pytest.raises(Refused, match="this token has 1 questions"):
+        await shares.take("a")
+    (await shares.take("b"))()
+    give_back()
+    (await waiting)()
+    (await shares.take("a"))()
 
 
 def ended(connection: socket.socket) -> bool:

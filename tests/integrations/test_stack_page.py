@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -145,19 +144,15 @@ BEFORE = {
 
 
 @pytest.mark.parametrize("stack", BEFORE)
-def test_a_line_of_python(reader: str, stack: str) -> None:
+async def test_a_line_of_python(reader: str, stack: str) -> None:
     code = f"async def run():\n    {BEFORE[stack]}\n    return ({line(stack)}), connection"
     code = code.replace('"dbname=app"', repr(reader)).replace('"postgresql:///app"', repr(uri(reader)))
     names: dict[str, Any] = {}
     exec(compile(code, stack, "exec"), names)
 
-    async def run() -> Any:
-        result, connection = await names["run"]()
-        if connection is not None and (closing := connection.close()) is not None:
-            await closing
-        return result
-
-    found = asyncio.run(run())
+    found, connection = await names["run"]()
+    if connection is not None and (closing := connection.close()) is not None:
+        await closing
     if stack == "psycopg":  # an answer, which the model has written
         (answer,) = found
         found = answer["citations"]
@@ -187,17 +182,14 @@ def command(line: str, dsn: str) -> list[str]:
     return [*ML_RAG, *(dsn if word.startswith("dbname=app") else word for word in words[1:])]
 
 
-def test_the_line_of_an_agent(reader: str) -> None:
+async def test_the_line_of_an_agent(reader: str) -> None:
     from mcp.client import Client
     from mcp.client.stdio import StdioServerParameters
 
     program, *arguments = command(line("an agent, by MCP"), reader)
-
-    async def run() -> Any:
-        async with Client(StdioServerParameters(command=program, args=arguments, env=dict(os.environ))) as client:
-            return (await client.call_tool("search", {"query": "boats"})).structured_content
-
-    assert [row["segment"] for row in asyncio.run(run())["results"]] == ["boats swim"]
+    async with Client(StdioServerParameters(command=program, args=arguments, env=dict(os.environ))) as client:
+        found = (await client.call_tool("search", {"query": "boats"})).structured_content
+    assert [row["segment"] for row in found["results"]] == ["boats swim"]
 
 
 def test_the_line_of_a_chat_client(db: Database, reader: str, tmp_path: Path) -> None:

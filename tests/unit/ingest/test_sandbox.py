@@ -302,37 +302,29 @@ def test_what_a_parser_has_started_goes_with_it(make: Make) -> None:
     assert eventually(lambda: not is_alive(left))
 
 
-def test_a_document_that_waits_can_be_cancelled(make: Make) -> None:
+async def test_a_document_that_waits_can_be_cancelled(make: Make) -> None:
     sandbox = make()
-
-    async def main() -> None:
-        running = asyncio.create_task(sandbox.run(job(b"!sleep 30")))
-        waiting = asyncio.create_task(sandbox.run(job(b"text")))
-        await asyncio.sleep(0.1)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-
     began = time.monotonic()
-    asyncio.run(main())
+    running = asyncio.create_task(sandbox.run(job(b"!sleep 30")))
+    waiting = asyncio.create_task(sandbox.run(job(b"text")))
+    await asyncio.sleep(0.1)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
     assert time.monotonic() - began < 10
 
 
-def test_a_slow_document_does_not_hold_up_another(make: Make) -> None:
+async def test_a_slow_document_does_not_hold_up_another(make: Make) -> None:
     sandbox = make(workers=2)
-
-    async def main() -> None:
-        slow = asyncio.create_task(sandbox.run(job(b"!sleep 30")))
-        await sandbox.run(job(b"quick"))
-        assert not slow.done()
-        slow.cancel()
-        await asyncio.gather(slow, return_exceptions=True)
-
     began = time.monotonic()
-    asyncio.run(main())
+    slow = asyncio.create_task(sandbox.run(job(b"!sleep 30")))
+    await sandbox.run(job(b"quick"))
+    assert not slow.done()
+    slow.cancel()
+    await asyncio.gather(slow, return_exceptions=True)
     assert time.monotonic() - began < 20
 
 

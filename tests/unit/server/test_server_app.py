@@ -306,7 +306,7 @@ def test_an_unforeseen_error_shows_no_traceback_and_logs_no_text(ask, monkeypatc
     assert "secret words" not in caplog.text
 
 
-def test_concurrent_requests_wait_for_one_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_requests_wait_for_one_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ml_rag.server import models as module
 
     loads = []
@@ -319,14 +319,13 @@ def test_concurrent_requests_wait_for_one_load(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(module, "load_engine", counting)
     registry = Registry(load_catalogue(fake_models=True), tmp_path)
 
-    async def main() -> None:
-        await asyncio.gather(*(registry.embed("fake-embed", [str(n)], lambda: False) for n in range(20)))
-
-    asyncio.run(main())
+    await asyncio.gather(*(registry.embed("fake-embed", [str(n)], lambda: False) for n in range(20)))
     assert loads == ["fake-embed"]
 
 
-def test_idle_models_are_unloaded_and_leased_ones_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_models_are_unloaded_and_leased_ones_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ml_rag.server.registry.IDLE_CHECK_SECONDS", 0.01)
     config = tmp_path / "c.toml"
     config.write_text(
@@ -334,23 +333,20 @@ def test_idle_models_are_unloaded_and_leased_ones_are_not(tmp_path: Path, monkey
     )
     registry = Registry(load_catalogue(config, fake_models=True), tmp_path)
 
-    async def main() -> None:
-        unloading = asyncio.create_task(registry.unload_idle_forever())
-        await registry.rerank("fake-rerank", "q", ["a"], lambda: False, chunk=8)
-        async with registry.lease("fake-embed", "embed", lambda: False):
-            await asyncio.sleep(0.2)
-            assert registry.states()["fake-embed"] == "loaded"
-        async with asyncio.timeout(5):
-            while registry.states()["fake-embed"] != "idle":
-                await asyncio.sleep(0.01)
-        assert registry.states()["fake-rerank"] == "loaded"
-        assert (await registry.embed("fake-embed", ["a"], lambda: False))[0].shape == (1, 16)
-        unloading.cancel()
-
-    asyncio.run(main())
+    unloading = asyncio.create_task(registry.unload_idle_forever())
+    await registry.rerank("fake-rerank", "q", ["a"], lambda: False, chunk=8)
+    async with registry.lease("fake-embed", "embed", lambda: False):
+        await asyncio.sleep(0.2)
+        assert registry.states()["fake-embed"] == "loaded"
+    async with asyncio.timeout(5):
+        while registry.states()["fake-embed"] != "idle":
+            await asyncio.sleep(0.01)
+    assert registry.states()["fake-rerank"] == "loaded"
+    assert (await registry.embed("fake-embed", ["a"], lambda: False))[0].shape == (1, 16)
+    unloading.cancel()
 
 
-def test_a_model_whose_first_client_left_during_the_load_can_be_unloaded_and_loaded_again(
+async def test_a_model_whose_first_client_left_during_the_load_can_be_unloaded_and_loaded_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ml_rag.server.registry.IDLE_CHECK_SECONDS", 0.01)
@@ -358,26 +354,23 @@ def test_a_model_whose_first_client_left_during_the_load_can_be_unloaded_and_loa
     config.write_text("[models.fake-embed]\nidle_unload_seconds = 0.001\n")
     registry = Registry(load_catalogue(config, fake_models=True), tmp_path)
 
-    async def main() -> None:
-        impatient = asyncio.create_task(registry.embed("fake-embed", ["a"], lambda: False))
-        await asyncio.sleep(0)  # it has asked for the model
-        impatient.cancel()
-        await asyncio.gather(impatient, return_exceptions=True)
-        async with asyncio.timeout(5):
-            while registry.states()["fake-embed"] != "loaded":
-                await asyncio.sleep(0.001)
-        unloading = asyncio.create_task(registry.unload_idle_forever())
-        async with asyncio.timeout(5):
-            while registry.states()["fake-embed"] != "idle":
-                await asyncio.sleep(0.001)
-        unloading.cancel()
-        assert (await registry.embed("fake-embed", ["a"], lambda: False))[0].shape == (1, 16)
-        assert registry.states()["fake-embed"] == "loaded"
-
-    asyncio.run(main())
+    impatient = asyncio.create_task(registry.embed("fake-embed", ["a"], lambda: False))
+    await asyncio.sleep(0)  # it has asked for the model
+    impatient.cancel()
+    await asyncio.gather(impatient, return_exceptions=True)
+    async with asyncio.timeout(5):
+        while registry.states()["fake-embed"] != "loaded":
+            await asyncio.sleep(0.001)
+    unloading = asyncio.create_task(registry.unload_idle_forever())
+    async with asyncio.timeout(5):
+        while registry.states()["fake-embed"] != "idle":
+            await asyncio.sleep(0.001)
+    unloading.cancel()
+    assert (await registry.embed("fake-embed", ["a"], lambda: False))[0].shape == (1, 16)
+    assert registry.states()["fake-embed"] == "loaded"
 
 
-def test_prefixes_go_before_queries_and_documents(tmp_path: Path) -> None:
+async def test_prefixes_go_before_queries_and_documents(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text('[models.fake-embed]\nquery_prefix = "query: "\ndocument_prefix = "passage: "\n')
     registry = Registry(load_catalogue(config, fake_models=True), tmp_path)
@@ -385,11 +378,8 @@ def test_prefixes_go_before_queries_and_documents(tmp_path: Path) -> None:
     async def vector(text: str, input_type: Any = None) -> list[float]:
         return (await registry.embed("fake-embed", [text], lambda: False, input_type))[0].tolist()
 
-    async def main() -> None:
-        assert await vector("a", "query") == await vector("query: a") != await vector("a")
-        assert await vector("a", "document") == await vector("passage: a")
-
-    asyncio.run(main())
+    assert await vector("a", "query") == await vector("query: a") != await vector("a")
+    assert await vector("a", "document") == await vector("passage: a")
 
 
 def test_preloaded_models_are_there_before_the_first_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 
@@ -30,8 +29,8 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     return Registry(load_catalogue(tmp_path / "ml_rag.toml", fake_models=True), tmp_path)
 
 
-def test_a_model_says_what_is_missing_and_the_others_answer(registry: Registry) -> None:
-    async def ask() -> None:
+async def test_a_model_says_what_is_missing_and_the_others_answer(registry: Registry) -> None:
+    try:
         with pytest.raises(ModelUnavailable) as caught:
             async with registry.lease("small", "generate", lambda: False):
                 pass
@@ -40,8 +39,5 @@ def test_a_model_says_what_is_missing_and_the_others_answer(registry: Registry) 
         assert "pip install 'ml-rag[server,llama]'" in (error.hint or "")
         assert not registry.info("small").available
         assert len((await registry.embed("fake-embed", ["a"], lambda: False))[0]) == 1
-
-    try:
-        asyncio.run(ask())
     finally:
         registry.close()
