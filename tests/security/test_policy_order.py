@@ -211,7 +211,8 @@ def test_functions_of_the_same_name_are_in_nobodys_way(db: Database, owner: Conn
     assert asker.execute("SELECT count(*) FROM docs_sentences").fetchone() == (2,)
 
 
-def test_of_conversations(db: Database, owner: Connection, tenant: Connection) -> None:
+def talk(owner: Connection, tenant: Connection) -> None:
+    """A conversation of the tenant's, of long texts."""
     long = "(SELECT string_agg(md5(j::text || i), '') FROM generate_series(1, 1000) AS j)"
     tenant.execute("INSERT INTO ml_rag.conversation DEFAULT VALUES")
     tenant.execute(
@@ -220,6 +221,10 @@ def test_of_conversations(db: Database, owner: Connection, tenant: Connection) -
         " FROM ml_rag.conversation AS c, generate_series(1, 20) AS i"
     )
     owner.execute("VACUUM ANALYZE ml_rag.conversation, ml_rag.message")
+
+
+def test_of_conversations(db: Database, owner: Connection, tenant: Connection) -> None:
+    talk(owner, tenant)
     asker = db.connect("asker")
     same(asker, "ml_rag.message", "query", "text", "Bob earns 7", "Bob earns x")
     assert tenant.execute("SELECT count(*) FROM ml_rag.message WHERE query = 'Bob earns 7'").fetchone() == (1,)
@@ -240,14 +245,7 @@ def test_of_conversations_by_other_statements(
 ) -> None:
     if setting.startswith("force_parallel_mode") and owner.info.server_version >= 160000:
         setting = "debug_parallel_query = on"
-    long = "(SELECT string_agg(md5(j::text || i), '') FROM generate_series(1, 1000) AS j)"
-    tenant.execute("INSERT INTO ml_rag.conversation DEFAULT VALUES")
-    tenant.execute(
-        "INSERT INTO ml_rag.message (message_id, conversation_id, turn, query, question, text, citations, options)"
-        f" SELECT gen_random_uuid(), c.conversation_id, i, 'Bob earns ' || i, 'q' || i, {long}, '[]', '{{}}'"
-        " FROM ml_rag.conversation AS c, generate_series(1, 20) AS i"
-    )
-    owner.execute("VACUUM ANALYZE ml_rag.conversation, ml_rag.message")
+    talk(owner, tenant)
     asker = db.connect("asker")
     asker.execute(f"SET jit = off; SET {setting}")
     # in a UNION ALL, a subscript comes before the policy: docs/security.md
