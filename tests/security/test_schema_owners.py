@@ -35,6 +35,19 @@ def victim(db: Database, request: pytest.FixtureRequest) -> Connection:
 
 
 ITEMS = "CREATE TABLE hers.items (id integer PRIMARY KEY, name text); INSERT INTO hers.items VALUES (1, 'lamp')"
+#: code, and the roles that it has run as
+EVIL = (
+    "CREATE TABLE hers.ran (who name); GRANT INSERT ON hers.ran TO PUBLIC;"
+    "CREATE FUNCTION hers.evil() RETURNS trigger LANGUAGE plpgsql AS"
+    " $$BEGIN INSERT INTO hers.ran SELECT current_user; RETURN NEW; END$$"
+)
+
+
+def make_shared(owner: Connection, options: str) -> None:
+    """A table of the owner's, with a vectorizer, in a schema of the owner's that others may use."""
+    owner.execute("CREATE SCHEMA shared; GRANT USAGE ON SCHEMA shared TO PUBLIC")
+    owner.execute("CREATE TABLE shared.items (id integer PRIMARY KEY, name text)")
+    owner.execute(f"SELECT ml_rag.create_vectorizer('shared.items', '{{\"columns\": \"name\", {options}}}')")
 
 
 def make_store(connection: Connection, name: str = "hers.docs") -> None:
@@ -318,32 +331,26 @@ def test_a_table_that_was_given_away_runs_no_code_as_its_former_owner(
     db: Database, owner: Connection, attacker: Connection, options: str
 ) -> None:
     """ALTER TABLE … OWNER TO leaves the trigger function, with its owner's rights, behind."""
-    owner.execute("CREATE SCHEMA given; GRANT USAGE ON SCHEMA given TO PUBLIC")
-    owner.execute("CREATE TABLE given.items (id integer PRIMARY KEY, name text)")
-    owner.execute(f"SELECT ml_rag.create_vectorizer('given.items', '{{\"columns\": \"name\", {options}}}')")
-    tables = owner.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'given'").fetchall()
-    attacker.execute(
-        "CREATE TABLE hers.ran (who name); GRANT INSERT ON hers.ran TO PUBLIC;"
-        "CREATE FUNCTION hers.evil() RETURNS trigger LANGUAGE plpgsql AS"
-        " $$BEGIN INSERT INTO hers.ran SELECT current_user; RETURN NEW; END$$"
-    )
+    make_shared(owner, options)
+    tables = owner.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'shared'").fetchall()
+    attacker.execute(EVIL)
     role = sql.Identifier(db.role("tenant"))
     for (table,) in tables:
-        owner.execute(sql.SQL("ALTER TABLE {} OWNER TO {}").format(sql.Identifier("given", table), role))
+        owner.execute(sql.SQL("ALTER TABLE {} OWNER TO {}").format(sql.Identifier("shared", table), role))
         attacker.execute(
             sql.SQL(
                 "CREATE TRIGGER evil BEFORE INSERT OR UPDATE ON {} FOR EACH ROW EXECUTE FUNCTION hers.evil()"
-            ).format(sql.Identifier("given", table))
+            ).format(sql.Identifier("shared", table))
         )
     with error("42501", "does not trust the owner of the table", "rights of that role", "ALTER FUNCTION"):
-        attacker.execute("INSERT INTO given.items VALUES (1, 'lamp')")
+        attacker.execute("INSERT INTO shared.items VALUES (1, 'lamp')")
     functions = owner.execute(
         "SELECT p.oid::regprocedure::text FROM pg_proc AS p"
-        " WHERE p.pronamespace = 'given'::regnamespace AND p.prosecdef"
+        " WHERE p.pronamespace = 'shared'::regnamespace AND p.prosecdef"
     ).fetchall()
     for (function,) in functions:
         owner.execute(sql.SQL("ALTER FUNCTION {} OWNER TO {}").format(sql.SQL(function), role))
-    attacker.execute("INSERT INTO given.items VALUES (1, 'lamp')")
+    attacker.execute("INSERT INTO shared.items VALUES (1, 'lamp')")
     assert set(attacker.execute("SELECT who FROM hers.ran").fetchall()) == {(db.role("tenant"),)}
 
 
@@ -351,18 +358,12 @@ def test_a_table_that_was_given_away_runs_no_code_as_its_former_owner(
 def test_who_may_make_triggers_on_a_table_runs_no_code_as_its_owner(
     db: Database, owner: Connection, attacker: Connection, options: str
 ) -> None:
-    owner.execute("CREATE SCHEMA shared; GRANT USAGE ON SCHEMA shared TO PUBLIC")
-    owner.execute("CREATE TABLE shared.items (id integer PRIMARY KEY, name text)")
-    owner.execute(f"SELECT ml_rag.create_vectorizer('shared.items', '{{\"columns\": \"name\", {options}}}')")
+    make_shared(owner, options)
+    attacker.execute(EVIL)
     role = sql.Identifier(db.role("tenant"))
     for (table,) in owner.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'shared'").fetchall():
         owner.execute(
             sql.SQL("GRANT INSERT, TRIGGER ON {} TO {}").format(sql.Identifier("shared", table), role),
-        )
-        attacker.execute(
-            "CREATE TABLE IF NOT EXISTS hers.ran (who name); GRANT INSERT ON hers.ran TO PUBLIC;"
-            "CREATE OR REPLACE FUNCTION hers.evil() RETURNS trigger LANGUAGE plpgsql AS"
-            " $$BEGIN INSERT INTO hers.ran SELECT current_user; RETURN NEW; END$$"
         )
         attacker.execute(
             sql.SQL("CREATE TRIGGER evil BEFORE UPDATE ON {} FOR EACH ROW EXECUTE FUNCTION hers.evil()").format(
@@ -427,9 +428,7 @@ def test_who_may_make_triggers_on_a_table_runs_no_code_as_its_owner_by_a_conditi
     db: Database, owner: Connection, attacker: Connection, trigger: str, condition: str
 ) -> None:
     """Any function does as the one of the trigger, and a condition can run a text as a statement."""
-    owner.execute("CREATE SCHEMA shared; GRANT USAGE ON SCHEMA shared TO PUBLIC")
-    owner.execute("CREATE TABLE shared.items (id integer PRIMARY KEY, name text)")
-    owner.execute('SELECT ml_rag.create_vectorizer(\'shared.items\', \'{"columns": "name", "mode": "immediate"}\')')
+    make_shared(owner, '"mode": "immediate"')
     role = sql.Identifier(db.role("tenant"))
     owner.execute(sql.SQL("GRANT INSERT, TRIGGER ON shared.items TO {}").format(role))
     attacker.execute(
@@ -468,9 +467,7 @@ def test_who_may_make_foreign_keys_on_segments_runs_no_code_as_their_owner(
     db: Database, owner: Connection, attacker: Connection, action: str
 ) -> None:
     """A foreign key changes rows as the owner of its table; but AFTER triggers come later, as another role."""
-    owner.execute("CREATE SCHEMA shared; GRANT USAGE ON SCHEMA shared TO PUBLIC")
-    owner.execute("CREATE TABLE shared.items (id integer PRIMARY KEY, name text)")
-    owner.execute('SELECT ml_rag.create_vectorizer(\'shared.items\', \'{"columns": "name", "destination": "table"}\')')
+    make_shared(owner, '"destination": "table"')
     role = sql.Identifier(db.role("tenant"))
     owner.execute(sql.SQL("GRANT ALL ON shared.items TO {}").format(role))
     owner.execute(sql.SQL("GRANT SELECT, REFERENCES ON shared.items_segments TO {}").format(role))
@@ -481,11 +478,7 @@ def test_who_may_make_foreign_keys_on_segments_runs_no_code_as_their_owner(
     owner.execute(
         sql.SQL("INSERT INTO shared.marks VALUES (2, 1); GRANT REFERENCES ON shared.marks TO {}").format(role)
     )
-    attacker.execute(
-        "CREATE TABLE hers.ran (who name); GRANT INSERT ON hers.ran TO PUBLIC;"
-        "CREATE FUNCTION hers.evil() RETURNS trigger LANGUAGE plpgsql AS"
-        " $$BEGIN INSERT INTO hers.ran SELECT current_user; RETURN NEW; END$$"
-    )
+    attacker.execute(EVIL)
     other = f"FOREIGN KEY (n) REFERENCES shared.marks (n) ON {action}"
     for table, made, value in (("a", key, "1, 1"), ("b", other, "2, 1")):
         attacker.execute(f"CREATE TABLE hers.{table} (id integer, n integer, {made})".encode())
@@ -512,9 +505,7 @@ def test_who_may_make_foreign_keys_on_segments_runs_no_code_as_their_owner(
 def test_a_trigger_with_a_condition_that_the_owner_answers_for(
     db: Database, owner: Connection, attacker: Connection
 ) -> None:
-    owner.execute("CREATE SCHEMA shared; GRANT USAGE ON SCHEMA shared TO PUBLIC")
-    owner.execute("CREATE TABLE shared.items (id integer PRIMARY KEY, name text)")
-    owner.execute('SELECT ml_rag.create_vectorizer(\'shared.items\', \'{"columns": "name", "mode": "immediate"}\')')
+    make_shared(owner, '"mode": "immediate"')
     owner.execute(
         "CREATE TRIGGER own BEFORE UPDATE ON shared.items FOR EACH ROW"
         " WHEN (OLD.id = NEW.id AND abs(OLD.id) >= 0 AND pg_trigger_depth() >= 0)"
@@ -540,18 +531,12 @@ def test_a_trigger_with_a_condition_that_the_owner_answers_for(
 def test_a_trigger_that_is_younger_than_the_snapshot_of_a_transaction_runs_no_code(
     db: Database, owner: Connection, attacker: Connection, options: str, granted: str
 ) -> None:
-    owner.execute("CREATE SCHEMA shared; GRANT USAGE ON SCHEMA shared TO PUBLIC")
-    owner.execute("CREATE TABLE shared.items (id integer PRIMARY KEY, name text)")
-    owner.execute(f"SELECT ml_rag.create_vectorizer('shared.items', '{{\"columns\": \"name\", {options}}}')")
+    make_shared(owner, options)
     role = sql.Identifier(db.role("tenant"))
     grant = sql.SQL("GRANT INSERT, TRIGGER ON ALL TABLES IN SCHEMA shared TO {}").format(role)
     if granted == "before":
         owner.execute(grant)
-    attacker.execute(
-        "CREATE TABLE hers.ran (who name); GRANT INSERT ON hers.ran TO PUBLIC;"
-        "CREATE FUNCTION hers.evil() RETURNS trigger LANGUAGE plpgsql AS"
-        " $$BEGIN INSERT INTO hers.ran SELECT current_user; RETURN NEW; END$$;"
-    )
+    attacker.execute(EVIL)
     other = db.connect("tenant")
     for level in ("REPEATABLE READ", "SERIALIZABLE"):
         attacker.execute(f"BEGIN ISOLATION LEVEL {level}".encode())
@@ -581,15 +566,9 @@ def test_what_a_role_was_given_since_the_snapshot_of_anothers_transaction_runs_n
     db: Database, owner: Connection, attacker: Connection, options: str, change: str, level: str
 ) -> None:
     """The catalog shows the writer, who may create no triggers, owners and grants of when its transaction began."""
-    owner.execute("CREATE SCHEMA shared; GRANT USAGE ON SCHEMA shared TO PUBLIC")
-    owner.execute("CREATE TABLE shared.items (id integer PRIMARY KEY, name text)")
-    owner.execute(f"SELECT ml_rag.create_vectorizer('shared.items', '{{\"columns\": \"name\", {options}}}')")
+    make_shared(owner, options)
     owner.execute(sql.SQL("GRANT INSERT ON shared.items TO {}").format(sql.Identifier(db.role("asker"))))
-    attacker.execute(
-        "CREATE TABLE hers.ran (who name); GRANT USAGE ON SCHEMA hers TO PUBLIC; GRANT INSERT ON hers.ran TO PUBLIC;"
-        "CREATE FUNCTION hers.evil() RETURNS trigger LANGUAGE plpgsql AS"
-        " $$BEGIN INSERT INTO hers.ran SELECT current_user; RETURN NEW; END$$"
-    )
+    attacker.execute(EVIL)
     writer = db.connect("asker")
     # one that has failed has changed nothing
     with contextlib.suppress(psycopg.Error):
@@ -635,17 +614,13 @@ def test_a_trigger_of_a_child_that_is_made_meanwhile_runs_no_code(
     db: Database, owner: Connection, attacker: Connection
 ) -> None:
     """A statement locks the table that it writes, and not a child that has a row of the same key, which waits."""
-    owner.execute("CREATE SCHEMA shared; GRANT USAGE ON SCHEMA shared TO PUBLIC")
-    owner.execute("CREATE TABLE shared.items (id integer PRIMARY KEY, name text)")
-    owner.execute('SELECT ml_rag.create_vectorizer(\'shared.items\', \'{"columns": "name", "mode": "immediate"}\')')
+    make_shared(owner, '"mode": "immediate"')
     owner.execute("CREATE TABLE shared.child () INHERITS (shared.items)")
     owner.execute("INSERT INTO shared.child VALUES (1, 'lamp')")
     role = sql.Identifier(db.role("tenant"))
     owner.execute(sql.SQL("GRANT INSERT ON shared.items TO {0}; GRANT TRIGGER ON shared.child TO {0}").format(role))
+    attacker.execute(EVIL)
     attacker.execute(
-        "CREATE TABLE hers.ran (who name); GRANT INSERT ON hers.ran TO PUBLIC;"
-        "CREATE FUNCTION hers.evil() RETURNS trigger LANGUAGE plpgsql AS"
-        " $$BEGIN INSERT INTO hers.ran SELECT current_user; RETURN NEW; END$$;"
         "BEGIN; CREATE TRIGGER evil BEFORE UPDATE ON shared.child FOR EACH ROW EXECUTE FUNCTION hers.evil()"
     )
     other = db.connect("tenant")
