@@ -112,6 +112,31 @@ def test_a_table_of_marks_of_an_untrusted_role_must_be_named(owned: Database, ad
     explore.app(theirs, TOKEN, 1, "mark")
 
 
+def test_what_takes_the_name_of_the_table_of_marks_runs_no_code(owned: Database, admin: Connection, dsn: str) -> None:
+    """Its owner drops it while the page is open, and somebody else may create in its schema."""
+    columns = "question text, vector_store text, document text, segment_number bigint, is_right boolean"
+    admin.execute(f"CREATE SCHEMA shared; CREATE TABLE shared.liked ({columns})")
+    admin.execute(f"GRANT CREATE, USAGE ON SCHEMA shared TO {owned.role('stranger')}")
+    path = make_conninfo(dsn, options="-csearch_path=shared,own,public")
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    form = {"question": "the plan", "vector_store": "own.notes", "document": "a/d", "mark": "right"}
+    with explored(path, TOKEN, "liked") as url, httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+        assert client.post("/mark", data=form).status_code == 303
+        admin.execute("DROP TABLE shared.liked")
+        planter = owned.connect("stranger")
+        planter.execute(f"CREATE TABLE shared.liked ({columns}); CREATE TABLE shared.ran (role text)")
+        planter.execute(
+            "CREATE FUNCTION shared.note() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN INSERT INTO shared.ran VALUES (current_user); RETURN NEW; END $$;"
+            " CREATE TRIGGER note BEFORE INSERT ON shared.liked FOR EACH ROW EXECUTE FUNCTION shared.note()"
+        )
+        for answer in (client.post("/mark", data=form), client.get("/?q=the+plan")):
+            assert (answer.status_code, "was replaced" in answer.text) == (400, True)
+        assert planter.execute("SELECT role FROM shared.ran").fetchall() == []
+        admin.execute(f"DROP TABLE shared.liked; CREATE TABLE shared.liked ({columns})")
+        assert client.post("/mark", data=form).status_code == 303
+
+
 def test_the_gateway(owned: Database, admin: Connection, dsn: str) -> None:
     admin.execute(f"GRANT USAGE ON SCHEMA own TO {owned.role('asker')}")
     admin.execute(f"GRANT SELECT ON own.notes TO {owned.role('asker')}")

@@ -136,6 +136,10 @@ _NAMES = sql.SQL(
     " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = %(oid)s"
 )
 _TRUSTED = sql.SQL("SELECT ml_rag._are_trusted(ml_rag._read_with(%(oid)s))")
+#: false of one that is not there; else no other one takes its name until the end of the transaction
+_HOLD = sql.SQL(
+    "SELECT ml_rag._hold_trusted(ml_rag._read_with(pg_catalog.to_regclass(%(name)s)::pg_catalog.oid)) AS is_held"
+)
 _MARKED = sql.SQL(
     "SELECT m.vector_store, m.document, m.segment_number, m.is_right FROM {} AS m"
     " WHERE m.question = %(question)s LIMIT 1000"
@@ -260,8 +264,10 @@ def _environment() -> Environment:
     return made
 
 
-def _table(dsn: str, name: str) -> sql.Identifier:
+def _table(dsn: str, name: str) -> tuple[sql.Identifier, bool]:
     """The table of the marks; without a schema, the one that the role's search_path has. Raises MlRagError.
+
+    And whether it is to be held where it is read or written, as another one can have its name by then.
 
     Without its schema it is none of a role whose code the caller would not run: the owner of the database can make one
     of that name, and set the search_path.
@@ -270,7 +276,7 @@ def _table(dsn: str, name: str) -> sql.Identifier:
     if not 1 <= len(parts) <= 2 or not all(parts):
         raise InvalidRequest("the table of the marks is not named as schema.table")
     if len(parts) == 2:
-        return sql.Identifier(*parts)
+        return sql.Identifier(*parts), False
     with psycopg.connect(dsn, application_name="ml-rag explore") as connection:
         (oid,) = connection.execute(_RELATION, {"name": sql.Identifier(*parts).as_string()}).fetchone() or (None,)
         refuse_borrowed_role(connection)
@@ -282,14 +288,14 @@ def _table(dsn: str, name: str) -> sql.Identifier:
         why = "It or its schema belongs to a role that you do not trust, which could run code with your rights."
         hint = f"If the table is meant, name it with its schema, which is {names[0]}."
         raise MlRagError("the table of the marks is not trusted", detail=why, hint=hint)
-    return sql.Identifier(*names)
+    return sql.Identifier(*names), True
 
 
 def app(dsn: str, token: str, port: int, marks: str | None = None, connections: int = 4) -> ASGIApp:
     """The application, which connects when it starts. ``marks``: the table that marks are written into."""
     reader = Reader(dsn, name="ml-rag explore", connections=connections)
     environment = _environment()
-    table = None if marks is None else _table(dsn, marks)
+    table, is_held = (None, False) if marks is None else _table(dsn, marks)
     who: dict[str, Any] = {}
     run = reader.rows
 
@@ -338,11 +344,23 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         typed["generate"] = request.query_params.get("generate", "")
         return typed
 
+    def refuse_replaced(is_trusted: bool) -> None:
+        if not is_trusted:
+            message = "the table of the marks is gone, or was replaced by one of a role that you do not trust"
+            raise HTTPException(400, message)
+
     async def marked_for(request: Request, question: str) -> dict[Any, bool]:
         """What was marked as right or wrong for a question."""
         if table is None or not question:
             return {}
-        found = await rows(request, _MARKED.format(table), {"question": question})
+
+        async def read() -> list[dict[str, Any]]:
+            async with reader.transaction() as run:
+                if is_held:
+                    refuse_replaced((await run(_HOLD, {"name": table.as_string()}))[0]["is_held"])
+                return await run(_MARKED.format(table), {"question": question})
+
+        found = await result(request, read())
         return {(row["vector_store"], row["document"], row["segment_number"]): row["is_right"] for row in found}
 
     async def choices(request: Request) -> list[Field]:
@@ -498,6 +516,9 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
         try:
             async with await psycopg.AsyncConnection.connect(dsn, application_name="ml-rag explore") as connection:
                 await refuse_borrowed_role_async(connection)
+                if is_held:
+                    held = await (await connection.execute(_HOLD, {"name": table.as_string()})).fetchone()
+                    refuse_replaced(held == (True,))
                 await connection.execute(_UNMARK.format(table), parameters)
                 if form["mark"] != "none":
                     await connection.execute(_MARK.format(table), parameters)
