@@ -134,19 +134,31 @@ def test_no_owner_can_make_it_wait(owner: Connection, db: Database, monkeypatch:
     """A function of a policy can catch what a timeout raises, again and again."""
     owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
     tenant = db.connect("tenant")
-    create_store(tenant, "trap", [("a", 1, 1, "text", fake_embedding("text"))], type="vector(16)")
-    tenant.execute("ALTER TABLE trap ALTER segment_embedding DROP NOT NULL; UPDATE trap SET segment_embedding = NULL")
     tenant.execute(
         "CREATE FUNCTION endless() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN"
         " FOR i IN 1..600 LOOP BEGIN PERFORM pg_sleep(0.1); EXCEPTION WHEN query_canceled THEN NULL; END; END LOOP;"
-        " RETURN true; END $$;"
-        "CREATE POLICY endless ON trap USING (endless());"
-        "ALTER TABLE trap ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY"
+        " RETURN true; END $$"
     )
+    for name in ("trap_1", "trap_2", "trap_3"):
+        create_store(tenant, name, [("a", 1, 1, "text", fake_embedding("text"))], type="vector(16)")
+        tenant.execute(
+            f"ALTER TABLE {name} ALTER segment_embedding DROP NOT NULL; UPDATE {name} SET segment_embedding = NULL;"
+            f"CREATE POLICY endless ON {name} USING (endless());"
+            f"ALTER TABLE {name} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY"
+        )
+    create_store(db.connect("asker"), "z", [("a", 1, 1, "text", fake_embedding("text"))], type="vector(16)")
+    db.connect("asker").execute("ALTER TABLE z ALTER segment_embedding DROP NOT NULL")
     monkeypatch.setattr("ml_rag.client.doctor.COUNT_SECONDS", 0.3)
     _, found = findings(db)
     told = str(found["rows without an embedding"]["found"])
-    assert f"1 not looked at: public.trap of {db.role('tenant')} (terminating connection" in told
+    tenant_role = db.role("tenant")
+    assert told.startswith(
+        "no row of 1 vector stores lacks its embedding; "
+        f"3 not looked at: public.trap_1 of {tenant_role} (terminating connection"
+    )
+    # nor by many of them
+    for name in ("trap_2", "trap_3"):
+        assert f"public.{name} of {tenant_role} (its owner's stores took 0.3 s)" in told
 
 
 def test_what_takes_the_name_of_a_store_that_is_waited_for_runs_no_code_as_its_owner(
@@ -169,7 +181,7 @@ def test_what_takes_the_name_of_a_store_that_is_waited_for_runs_no_code_as_its_o
     )
     holder, queue = db.connect("tenant"), db.connect("tenant")
     dsn = make_conninfo(db.dsn, dbname=db.name)
-    exchange(asker, "docs", planted, holder, queue, attacker, lambda: doctor.count_as_owner(dsn, store))
+    exchange(asker, "docs", planted, holder, queue, attacker, lambda: doctor.count_as_owner(dsn, store, 10.0))
     assert owner.execute("SELECT is_called FROM ran").fetchone() == (False,)
 
 
