@@ -147,6 +147,49 @@ def test_the_gateway(owned: Database, admin: Connection, dsn: str) -> None:
         assert client.embeddings.create(model="fake-embed", input="the plan").data
 
 
+@pytest.mark.fresh
+async def test_what_takes_the_names_of_the_extension_runs_no_code(db: Database) -> None:
+    """It is dropped while programs have connections, and somebody else may create in its schema."""
+    owner, planter = db.connect(), db.connect("tenant")
+    create_store(owner, "public.notes", [("a/d", 1, 1, "the plan", fake_embedding("the plan"))], "vector(16)")
+    owner.execute(f"GRANT CREATE ON SCHEMA public TO {db.role('tenant')}")
+    dsn = make_conninfo(db.dsn, dbname=db.name)
+    retriever, store = langchain.MlRagRetriever(dsn=dsn), langchain.MlRagVectorStore(dsn, "public.chain")
+    nodes = llama_index.MlRagRetriever(dsn)
+    assert [found.page_content for found in retriever.invoke("the plan")] == ["the plan"]
+    assert [found.text for found in nodes.retrieve("the plan")] == ["the plan"]
+    config = gateway.Config(tokens={gateway.digest(TOKEN): db.role("asker")})
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    asked = {"model": "ml_rag", "messages": [{"role": "user", "content": "the plan"}]}
+    async with Client(mcp.server(dsn)) as client:
+        assert not (await client.call_tool("search", {"query": "the plan"})).is_error
+        with (
+            gateway_of(dsn, config) as chat,
+            explored(dsn, TOKEN) as page,
+            httpx.Client(headers=headers, timeout=60) as http,
+        ):
+            assert http.post(f"{chat}/chat/completions", json=asked).status_code == 200
+            assert http.get(f"{page}/?q=the+plan").status_code == 200
+            owner.execute("DROP EXTENSION ml_rag CASCADE")
+            planter.execute(
+                "CREATE SEQUENCE public.calls; GRANT ALL ON SEQUENCE public.calls TO PUBLIC;"
+                "CREATE FUNCTION public.ml_rag_search(query text, options jsonb) RETURNS TABLE (rank bigint)"
+                " LANGUAGE sql AS $$ SELECT nextval('public.calls') $$;"
+                "CREATE FUNCTION public.ml_supported_models() RETURNS TABLE (model_id text, task text, available bool)"
+                " LANGUAGE sql AS $$ SELECT nextval('public.calls')::text, '', true $$"
+            )
+            for ask in (lambda: retriever.invoke("the plan"), lambda: nodes.retrieve("the plan"), store.delete):
+                with pytest.raises(psycopg.ProgrammingError, match="was dropped"):
+                    ask()
+            for tool in ("search", "answer"):
+                assert "was dropped" in str((await client.call_tool(tool, {"query": "the plan"})).content)
+            assert http.post(f"{chat}/chat/completions", json=asked).status_code == 503
+            assert http.get(f"{page}/?q=the+plan").status_code == 400
+    assert owner.execute("SELECT is_called FROM public.calls").fetchone() == (False,)
+    for one in (retriever, store, nodes):
+        one.close()
+
+
 def test_langchain(admin: Connection, dsn: str) -> None:
     store = langchain.MlRagVectorStore(dsn, "own.chain")
     store.add_texts(["red boat", "blue boat"], ids=["r", "b"])

@@ -66,6 +66,14 @@ class Schemas:
             )
         return cls(found["ml_rag"], found["vector"])
 
+    def refuse_others(self, rows: list[dict[str, Any]]) -> None:
+        """Raise Replaced where these rows of ``_SCHEMAS`` are not those that this was made of.
+
+        Whoever may create in a schema could otherwise have the connection's role run code, once an extension was
+        dropped."""
+        if {row["name"]: row["schema"] for row in rows} != {"ml_rag": self.ml_rag, "vector": self.vector}:
+            raise Replaced("the extension ml_rag was dropped, or made again in another schema: start this program anew")
+
     def routine(self, name: str) -> sql.Identifier:
         """A routine that the extension has for its callers."""
         return sql.Identifier(self.ml_rag, name)
@@ -101,6 +109,12 @@ class Unstorable(psycopg.DataError):
     """A parameter has characters that a text of PostgreSQL cannot have."""
 
     sqlstate = "22021"
+
+
+class Replaced(psycopg.ProgrammingError):
+    """The extensions are not where they were when the program began: what has their names can be anybody's."""
+
+    sqlstate = "55000"
 
 
 def layered(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,7 +168,7 @@ def worded(error: psycopg.Error) -> str:
     # without a message of the server's or ours it is one of libpq's, which may quote the connection string
     own = (
         str(error)
-        if isinstance(error, Busy | Unstorable)
+        if isinstance(error, Busy | Unstorable | Replaced)
         else "the database cannot be reached, or the connection broke"
     )
     message = diagnostic.message_primary or own
@@ -237,6 +251,7 @@ class Database:
             self._pool, self._process = self._make(), os.getpid()
         with self._pool.connection() as connection:
             connection.execute(PIN_TRANSACTION)
+            self.schemas.refuse_others(connection.execute(_SCHEMAS).fetchall())
             yield connection
 
     def rows(self, query: Query, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
@@ -320,6 +335,7 @@ class Reader:
             self._used += 1
             stack.callback(self._give_back)
             await connection.execute(PIN_TRANSACTION)
+            self.schemas.refuse_others(await (await connection.execute(_SCHEMAS)).fetchall())
 
             async def rows(query: Query, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
                 try:
