@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -17,6 +18,8 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
+from ml_rag.search_path import BorrowedRole
+from support.borrowed_role import role_set_by_the_owner
 from support.cluster import Connection, Database
 from support.private_cluster import cluster_user
 from support.processes import wait_until
@@ -36,7 +39,8 @@ def pooled(db: Database, owner: Connection, reachable_dir: Path) -> Iterator[dic
     for name, group in (("reader", "ml_rag_user"), ("loader", "ml_rag_loader")):
         owner.execute(sql.SQL(f"CREATE ROLE {{}} LOGIN IN ROLE {group}").format(sql.Identifier(roles[name])))
     owner.execute(sql.SQL("GRANT CREATE ON SCHEMA public TO {}").format(sql.Identifier(roles["loader"])))
-    (folder / "users.txt").write_text("".join(f'"{role}" ""\n' for role in roles.values()))
+    users = {**roles, "superuser": info["user"]}
+    (folder / "users.txt").write_text("".join(f'"{role}" ""\n' for role in users.values()))
     (folder / "pgbouncer.ini").write_text(
         f"[databases]\n{db.name} = host={info['host']} port={info['port']} dbname={db.name}\n"
         f"[pgbouncer]\nunix_socket_dir = {folder}\nlisten_addr =\nlisten_port = {_PORT}\nauth_type = trust\n"
@@ -47,7 +51,7 @@ def pooled(db: Database, owner: Connection, reachable_dir: Path) -> Iterator[dic
     process = subprocess.Popen(
         [PGBOUNCER, folder / "pgbouncer.ini"], user=cluster_user(), cwd="/", stderr=subprocess.DEVNULL
     )
-    dsns = {name: f"host={folder} port={_PORT} dbname={db.name} user={role}" for name, role in roles.items()}
+    dsns = {name: f"host={folder} port={_PORT} dbname={db.name} user={role}" for name, role in users.items()}
     try:
 
         def answers() -> bool:
@@ -123,6 +127,35 @@ def test_the_adapters_and_the_gateway_prepare_no_statement_of_others(pooled: dic
 
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(ask, range(6))) == [{101 * n} for n in range(6)]
+
+
+def test_the_adapters_take_no_session_that_has_another_role_by_then(
+    db: Database, owner: Connection, pooled: dict[str, str]
+) -> None:
+    """The pooler opens sessions while a program runs, and the owner of the database can set their role."""
+    database = pytest.importorskip("ml_rag.integrations.database")
+    query = sql.SQL("SELECT current_user::text AS role")
+
+    async def read(reader: Any) -> Any:
+        return await reader.rows(query)
+
+    async def run() -> None:
+        reader = database.Reader(pooled["superuser"], name="test", connections=1)
+        async with reader.opened():
+            assert await read(reader) == application.rows(query)
+            with role_set_by_the_owner(db, owner):
+                end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> %s"
+                owner.execute(end + " AND application_name = 'test'", (db.name, owner.info.backend_pid))
+                with pytest.raises(BorrowedRole):
+                    application.rows(query)
+                with pytest.raises(BorrowedRole):
+                    await read(reader)
+
+    application = database.Database(pooled["superuser"], name="test")
+    try:
+        asyncio.run(run())
+    finally:
+        application.close()
 
 
 def test_ml_rag_load_prepares_no_statement_of_others(owner: Connection, pooled: dict[str, str], tmp_path: Path) -> None:

@@ -252,6 +252,7 @@ class Database:
         with self._pool.connection() as connection:
             connection.execute(PIN_TRANSACTION)
             self.schemas.refuse_others(connection.execute(_SCHEMAS).fetchall())
+            refuse_borrowed_role(connection)  # behind a pooler it can be another session each time
             yield connection
 
     def rows(self, query: Query, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
@@ -336,6 +337,7 @@ class Reader:
             stack.callback(self._give_back)
             await connection.execute(PIN_TRANSACTION)
             self.schemas.refuse_others(await (await connection.execute(_SCHEMAS)).fetchall())
+            await refuse_borrowed_role_async(connection)
 
             async def rows(query: Query, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
                 try:
