@@ -136,20 +136,17 @@ def test_the_adapters_take_no_session_that_has_another_role_by_then(
     database = pytest.importorskip("ml_rag.integrations.database")
     query = sql.SQL("SELECT current_user::text AS role")
 
-    async def read(reader: Any) -> Any:
-        return await reader.rows(query)
-
     async def run() -> None:
         reader = database.Reader(pooled["superuser"], name="test", connections=1)
         async with reader.opened():
-            assert await read(reader) == application.rows(query)
-            with role_set_by_the_owner(db, owner):
-                end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> %s"
-                owner.execute(end + " AND application_name = 'test'", (db.name, owner.info.backend_pid))
+            assert await reader.rows(query) == application.rows(query)
+            # what is there is taken, so that the pooler opens another session
+            with role_set_by_the_owner(db, owner), psycopg.connect(pooled["superuser"]) as other:
+                other.execute("SELECT 1")
                 with pytest.raises(BorrowedRole):
                     application.rows(query)
                 with pytest.raises(BorrowedRole):
-                    await read(reader)
+                    await reader.rows(query)
 
     application = database.Database(pooled["superuser"], name="test")
     try:
