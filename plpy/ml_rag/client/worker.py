@@ -19,7 +19,7 @@ from rich.console import Console
 
 from ml_rag.client import metrics_server
 from ml_rag.client.dsn import dsn_option
-from ml_rag.search_path import PIN, refuse_borrowed_role, refuse_foreign_schema
+from ml_rag.search_path import PIN, refuse_borrowed_role
 from ml_rag.terminal import printable
 from ml_rag.work import Task, Work
 
@@ -142,7 +142,7 @@ class Worker:
 
     def turn(self, connection: psycopg.Connection[Any], *, once: bool) -> bool:
         """A turn at each table where something waits; whether anything was done."""
-        refuse_foreign_schema(connection)  # the extension may have been dropped
+        refuse_borrowed_role(connection, PIN)  # the extension may have been dropped
         states = connection.execute(
             "SELECT v.relation::oid::bigint, v.relation::text, v.pending, v.failed FROM ml_rag.vectorizer AS v"
             " WHERE v.pending IS NOT NULL ORDER BY 1"

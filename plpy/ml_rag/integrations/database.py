@@ -23,7 +23,7 @@ from psycopg.types.json import Jsonb, set_json_loads
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout, TooManyRequests
 
 from ml_rag.errors import MlRagError
-from ml_rag.search_path import PIN_TRANSACTION, refuse_borrowed_role, refuse_borrowed_role_async
+from ml_rag.search_path import PIN_TRANSACTION, pinned, pinned_async, refuse_borrowed_role, refuse_borrowed_role_async
 
 #: the SQLSTATE of a search that has found nothing, and its message where there was nothing to search
 NOTHING_FOUND = "P0002"
@@ -45,8 +45,6 @@ PRESETS = sql.SQL("SELECT p.name, p.description, p.options FROM ml_rag.preset AS
 LAYERED = sql.SQL("SELECT ml_rag._layered(%(options)s) AS options")
 _LAID = sql.SQL("SELECT ml_rag._lay_over(%(lower)s, %(higher)s) AS options")
 _TAKE_ROLE = sql.SQL("SELECT pg_catalog.set_config('role', %(role)s, true)")
-_SCHEMAS = """SELECT e.extname::text AS name, n.nspname::text AS schema FROM pg_catalog.pg_extension AS e
-JOIN pg_catalog.pg_namespace AS n ON n.oid = e.extnamespace WHERE e.extname IN ('ml_rag', 'vector')"""
 
 
 @dataclass(frozen=True)
@@ -57,22 +55,29 @@ class Schemas:
     vector: str
 
     @classmethod
-    def of(cls, rows: list[dict[str, Any]]) -> Schemas:
-        """From the rows of ``_SCHEMAS``."""
-        found = {row["name"]: row["schema"] for row in rows}
+    def of(cls, found: Mapping[str, str]) -> Schemas:
+        """Of what ``refuse_borrowed_role`` gives."""
         if not {"ml_rag", "vector"} <= found.keys():
             raise MlRagError(
                 "the extension ml_rag is not installed in this database", hint="Run CREATE EXTENSION ml_rag CASCADE."
             )
         return cls(found["ml_rag"], found["vector"])
 
-    def refuse_others(self, rows: list[dict[str, Any]]) -> None:
-        """Raise Replaced where these rows of ``_SCHEMAS`` are not those that this was made of.
+    def refuse_others(self, found: Mapping[str, str]) -> None:
+        """Raise Refused where the schemas of the extensions are others by now.
 
         Whoever may create in a schema could otherwise have the connection's role run code, once an extension was
         dropped."""
-        if {row["name"]: row["schema"] for row in rows} != {"ml_rag": self.ml_rag, "vector": self.vector}:
-            raise Replaced("the extension ml_rag was dropped, or made again in another schema: start this program anew")
+        if found != {"ml_rag": self.ml_rag, "vector": self.vector}:
+            raise Refused("the extension ml_rag was dropped, or made again in another schema: start this program anew")
+
+    @property
+    def likeness(self) -> str:
+        """A quick query; where it gives the same, ``refuse_borrowed_role`` and ``refuse_others`` would say the same.
+
+        The schema ml_rag goes with the extension."""
+        vector = sql.Literal(sql.Identifier(self.vector, "vector").as_string()).as_string()
+        return f"SELECT session_user, current_user, to_regnamespace('ml_rag')::oid, to_regtype({vector})::oid"
 
     def routine(self, name: str) -> sql.Identifier:
         """A routine that the extension has for its callers."""
@@ -111,10 +116,21 @@ class Unstorable(psycopg.DataError):
     sqlstate = "22021"
 
 
-class Replaced(psycopg.ProgrammingError):
-    """The extensions are not where they were when the program began: what has their names can be anybody's."""
+class Refused(psycopg.ProgrammingError):
+    """The session has a role, or the database extensions, with which code of others could run with its rights."""
 
-    sqlstate = "55000"
+    def __init__(self, message: str, sqlstate: str = "55000") -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+
+
+@contextlib.contextmanager
+def _refused() -> Iterator[None]:
+    """Programs answer the errors of a statement; that of a session, which a pooler may give to each, is one."""
+    try:
+        yield
+    except MlRagError as error:
+        raise Refused(str(error), error.sqlstate) from None
 
 
 def layered(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,7 +184,7 @@ def worded(error: psycopg.Error) -> str:
     # without a message of the server's or ours it is one of libpq's, which may quote the connection string
     own = (
         str(error)
-        if isinstance(error, Busy | Unstorable | Replaced)
+        if isinstance(error, Busy | Unstorable | Refused)
         else "the database cannot be reached, or the connection broke"
     )
     message = diagnostic.message_primary or own
@@ -223,8 +239,6 @@ class Database:
         def configure(connection: psycopg.Connection[Any]) -> None:
             connection.read_only = read_only
             set_json_loads(_read_json, connection)
-            with connection.transaction():
-                refuse_borrowed_role(connection)
 
         def make() -> ConnectionPool[Any]:
             return ConnectionPool(
@@ -239,8 +253,9 @@ class Database:
 
         # the error of a wrong DSN is its own, and not that the pool had no connection in time
         with psycopg.connect(dsn, **_settings(name)) as connection:
-            refuse_borrowed_role(connection)
-            self.schemas = Schemas.of(connection.execute(_SCHEMAS).fetchall())
+            self.schemas = Schemas.of(refuse_borrowed_role(connection))
+        #: of the session that was looked at last
+        self._likeness: list[tuple[Any, ...]] = []
         self._make = make
         self._pool, self._process = make(), os.getpid()
 
@@ -250,9 +265,12 @@ class Database:
         if self._process != os.getpid():  # forked, as web servers do it: connections are still the other process's
             self._pool, self._process = self._make(), os.getpid()
         with self._pool.connection() as connection:
-            connection.execute(PIN_TRANSACTION)
-            self.schemas.refuse_others(connection.execute(_SCHEMAS).fetchall())
-            refuse_borrowed_role(connection)  # behind a pooler it can be another session each time
+            # behind a pooler it can be another session each time
+            likeness = pinned(connection, PIN_TRANSACTION, self.schemas.likeness)
+            if likeness != self._likeness:
+                with _refused():
+                    self.schemas.refuse_others(refuse_borrowed_role(connection))
+                self._likeness = likeness
             yield connection
 
     def rows(self, query: Query, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
@@ -293,11 +311,10 @@ class Reader:
         async def configure(connection: psycopg.AsyncConnection[Any]) -> None:
             await connection.set_read_only(True)
             set_json_loads(_read_json, connection)
-            async with connection.transaction():
-                await refuse_borrowed_role_async(connection)
 
         self._connect = dsn, _settings(name)
         self._connections, self._used = connections, 0
+        self._likeness: list[tuple[Any, ...]] = []
         self._pool = AsyncConnectionPool(
             dsn,
             kwargs=_settings(name),
@@ -315,9 +332,7 @@ class Reader:
         """While the server runs."""
         dsn, settings = self._connect
         async with await psycopg.AsyncConnection.connect(dsn, **settings) as connection:
-            await refuse_borrowed_role_async(connection)
-            cursor = await connection.execute(_SCHEMAS)
-            self.schemas = Schemas.of(await cursor.fetchall())
+            self.schemas = Schemas.of(await refuse_borrowed_role_async(connection))
         async with self._pool:
             yield
 
@@ -335,9 +350,11 @@ class Reader:
                 raise Busy(f"all {self._connections} connections to the database are in use") from None
             self._used += 1
             stack.callback(self._give_back)
-            await connection.execute(PIN_TRANSACTION)
-            self.schemas.refuse_others(await (await connection.execute(_SCHEMAS)).fetchall())
-            await refuse_borrowed_role_async(connection)
+            likeness = await pinned_async(connection, self.schemas.likeness)
+            if likeness != self._likeness:
+                with _refused():
+                    self.schemas.refuse_others(await refuse_borrowed_role_async(connection))
+                self._likeness = likeness
 
             async def rows(query: Query, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
                 try:
