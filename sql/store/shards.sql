@@ -285,11 +285,10 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._move_partition(store regclass, partition integer, target regclass) RETURNS bigint
+CREATE FUNCTION ml_rag._move_partition(store regclass, partition integer, target regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the rows of a partition to another table, which takes its place; the former one is dropped (of a
 -- shard, the foreign table).
--- Returns how many rows have moved
 -- The caller has locked the store: writers wait from the beginning, readers for the last moment.
 -- Writes: both tables, and the definition of the store, as the caller
 DECLARE
@@ -300,7 +299,6 @@ DECLARE
   _is_shard boolean := EXISTS (SELECT FROM ml_rag._shards(store) AS s WHERE s.shard = _old.relation);
   _key name := (SELECT k.conname FROM pg_constraint AS k WHERE k.conrelid = store AND k.contype = 'p');
   _calls regclass := ml_rag._calls_of(_old.relation);
-  _n bigint;
   _misplaced boolean;
 BEGIN
   PERFORM ml_rag._check_sharding(store);
@@ -327,7 +325,6 @@ BEGIN
   END IF;
   EXECUTE format('INSERT INTO %s (%s) SELECT %2$s FROM %s', ml_rag._relation_name(target), _columns,
     ml_rag._relation_name(_old.relation));
-  GET DIAGNOSTICS _n = ROW_COUNT;
   IF NOT _is_shard THEN
     -- its own trigger takes the rows out of the keyword index
     EXECUTE format('DELETE FROM %s', ml_rag._relation_name(_old.relation));
@@ -347,7 +344,6 @@ BEGIN
   EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES WITH (MODULUS %s, REMAINDER %s)', _relation,
     ml_rag._relation_name(target), _old.partitions, partition);
   PERFORM ml_rag._follow_partitions(store);
-  RETURN _n;
 END
 $$;
 
