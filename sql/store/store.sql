@@ -63,7 +63,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._check_store(store regclass, embed_model_id text, OUT model_id text,
-  OUT dimensions integer, OUT embedding_type text, OUT column_name name)
+  OUT dimensions integer, OUT column_name name)
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether documents can be loaded into a relation, and its default embedding; embed_model_id null =
 -- whatever its marker says
@@ -94,10 +94,9 @@ BEGIN
       HINT = coalesce(ml_rag._segments_hint(store),
         'In "table_name", name a table that does not exist yet; it is created with the right columns.');
   END IF;
-  SELECT t.typname, nullif(a.atttypmod, -1), ml_rag._marked_model(col_description(store, a.attnum))
-  INTO embedding_type, dimensions, model_id
-  FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
-  WHERE a.attrelid = store AND a.attname = column_name;
+  SELECT nullif(a.atttypmod, -1), ml_rag._marked_model(col_description(store, a.attnum))
+  INTO dimensions, model_id
+  FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = column_name;
   IF model_id IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023',
       MESSAGE = format('column "%s" of table "%s" has no comment that names its embedding model',
