@@ -3,7 +3,7 @@
 CREATE FUNCTION ml_rag._check_file_privilege() RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: stop a caller who may not read the server's files
--- Python below calls this too before it opens anything: those functions can be called by themselves.
+-- Python calls this before it opens anything: its functions can be called by themselves.
 BEGIN
   IF NOT pg_has_role(current_user, 'pg_read_server_files', 'USAGE') THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'permission denied to read files of the server',
@@ -182,7 +182,6 @@ BEGIN
       HINT = 'Name files as the server sees them: CALL vector_store_load(''file:///srv/docs/'').';
   END IF;
   PERFORM ml_rag._index_definition(_options -> 'index', _options ->> 'distance_metric', 'vector');
-  PERFORM ml_rag._check_file_privilege();
   PERFORM ml_rag._check_writable('documents cannot be loaded');
   _found := ml_rag._python('find_files', jsonb_build_array(uri));
   _name := ml_rag._store_name(_options, _found ->> 'table_name', path);
