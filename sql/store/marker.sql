@@ -74,19 +74,16 @@ CREATE FUNCTION ml_rag._marked_columns(comment text) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the columns that a marker names, {"segment": …}, by the keys of vector_store_columns, and "key",
 -- columns with + between them; null = none, as mostly
-DECLARE
-  _columns jsonb;
 BEGIN
   IF left(comment, 10000) !~ '(SEGMENT|DOCUMENT_NAME|DOCUMENT_ID|SEGMENT_NUMBER|METADATA|KEY)=' THEN
     RETURN NULL;
   END IF;
-  _columns := (
+  RETURN (
     SELECT jsonb_object_agg(lower(k.key), k.value)
     FROM (SELECT u.key, ml_rag._marked_key(comment, u.key) AS value
           FROM unnest('{SEGMENT,DOCUMENT_NAME,DOCUMENT_ID,SEGMENT_NUMBER,METADATA,KEY}'::text[]) AS u (key))
             AS k
     WHERE k.value IS NOT NULL);
-  RETURN _columns;
 END
 $$;
 

@@ -23,7 +23,7 @@ BEGIN
     RETURN;
   END IF;
   FOR _one IN
-    SELECT c.oid, d.description AS comment, ml_rag._marker(d.description) AS marker,
+    SELECT c.oid, d.description AS comment,
       (SELECT s.system_identifier FROM pg_control_system() AS s) AS system,
       (SELECT b.oid FROM pg_database AS b WHERE b.datname = current_database()) AS database
     FROM pg_class AS c
@@ -41,9 +41,8 @@ BEGIN
   LOOP
     BEGIN
       EXECUTE format('COMMENT ON COLUMN %s.segment_embedding IS %L', ml_rag._full_name(_one.oid::regclass),
-        replace(_one.comment,
-        _one.marker, format('%s,KEPT_UNTIL=%s.%s.%s', regexp_replace(_one.marker, ',KEPT_UNTIL=[0-9.]*', ''),
-          _one.system, _one.database, pg_snapshot_xmin(pg_current_snapshot()))));
+        ml_rag._mark_keys(_one.comment, jsonb_build_object('KEPT_UNTIL',
+          concat_ws('.', _one.system, _one.database, pg_snapshot_xmin(pg_current_snapshot())))));
     EXCEPTION WHEN lock_not_available THEN
       PERFORM set_config('lock_timeout', '1ms', true);
     WHEN OTHERS THEN
