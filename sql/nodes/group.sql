@@ -140,9 +140,9 @@ $$;
 
 CREATE FUNCTION ml_rag._node_policy(store regclass, nodes regclass, key name[], types text[]) RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: SQL of who sees a node: whoever sees its segment, and all that it was made of: the segments of a
--- document, or those that a model has read for a context. It reads the text, so that it takes the privilege
--- to read that in the store.
+-- purpose: the function that says, of the key and the members of a node, who sees it: whoever sees its
+-- segment, and all that it was made of: the segments of a document, or those that a model has read for a
+-- context. It reads the text, so that it takes the privilege to read that in the store.
 -- Writes: a new function, of the owner of the node group
 DECLARE
   _store text := ml_rag._relation_name(store);
@@ -162,9 +162,7 @@ BEGIN
       'SELECT %s FROM %s AS a WHERE a.%I = (SELECT s.%5$I FROM %4$s AS s WHERE %6$s)))', _condition,
       cardinality(key) + 1, ml_rag._key_text('a', key), _store, _document, _same);
   END IF;
-  RETURN format('%s(%s, members)', ml_rag._make_visible(nodes, types || 'text[]'::text, _condition),
-    (SELECT string_agg(quote_ident(k), ', ' ORDER BY place)
-      FROM unnest(key) WITH ORDINALITY AS u (k, place)));
+  RETURN ml_rag._make_visible(nodes, types || 'text[]'::text, _condition);
 END
 $$;
 
@@ -246,8 +244,8 @@ BEGIN
       'STATISTICS 0,'
     ' ALTER error SET STATISTICS 0', _nodes);
   EXECUTE format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', _nodes);
-  EXECUTE format('CREATE POLICY sees_parent ON %s USING (%s)', _nodes,
-    ml_rag._node_policy(store, _nodes::regclass, _key.key, _key.types));
+  EXECUTE format('CREATE POLICY sees_parent ON %s USING (%s(%s, members))', _nodes,
+    ml_rag._node_policy(store, _nodes::regclass, _key.key, _key.types), _columns);
   EXECUTE format('REVOKE ALL ON %s FROM PUBLIC', _nodes);
   PERFORM ml_rag._grant_readers(store, _nodes::regclass);
   IF (options -> 'keyword_search')::boolean THEN

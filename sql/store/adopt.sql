@@ -87,8 +87,7 @@ BEGIN
         CASE WHEN columns ->> 'segment_embedding' IS NULL THEN 'embeddings' ELSE 'texts' END),
       DETAIL = CASE WHEN columns ->> 'segment_embedding' IS NULL THEN
         format('Columns of type vector or halfvec: %s.',
-        coalesce(array_to_string(_embeddings, ', '), '')
-          || CASE WHEN cardinality(_embeddings) = 0 THEN 'none' ELSE '' END)
+        coalesce(nullif(array_to_string(_embeddings, ', '), ''), 'none'))
         ELSE 'None has a usual name, such as content or text.' END,
       HINT = CASE WHEN cardinality(_embeddings) = 0
         THEN 'ml_rag.create_vectorizer makes embeddings in a table; a view has to show those of the table '

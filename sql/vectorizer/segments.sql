@@ -152,6 +152,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- Writes: a new table, as the caller
 DECLARE
   _key record := ml_rag._primary_key(relation);
+  _columns text := (SELECT string_agg(quote_ident(left('source_' || k, 63)), ', ' ORDER BY place)
+    FROM unnest(_key.key) WITH ORDINALITY AS u (k, place));
   _source record;
   _name text;
   _grantee oid;
@@ -183,9 +185,7 @@ BEGIN
     'bigint NOT NULL,'
     ' segment_embedding %s, PRIMARY KEY (%s, segment_number))', _name,
     (SELECT string_agg(format('%I %s NOT NULL', left('source_' || u.k, 63), u.type), ', ' ORDER BY u.place)
-     FROM unnest(_key.key, _key.types) WITH ORDINALITY AS u (k, type, place)), type,
-    (SELECT string_agg(quote_ident(left('source_' || k, 63)), ', ' ORDER BY place)
-     FROM unnest(_key.key) WITH ORDINALITY AS u (k, place)));
+     FROM unnest(_key.key, _key.types) WITH ORDINALITY AS u (k, type, place)), type, _columns);
   EXECUTE format('ALTER TABLE %s OWNER TO %s', _name, _source.owner);
   EXECUTE format('COMMENT ON TABLE %s IS %L', _name, ml_rag._segments_comment(chunking));
   -- what searches ask of neighbouring segments
@@ -197,9 +197,7 @@ BEGIN
     ml_rag._make_visible(_name::regclass, _key.types, format('EXISTS (SELECT n.segment, n.document_name FROM '
       '%s AS n WHERE %s)',
       ml_rag._full_name(relation), (SELECT string_agg(format('n.%I = $%s', k, place), ' AND ' ORDER BY place)
-                                    FROM unnest(_key.key) WITH ORDINALITY AS u (k, place)))),
-    (SELECT string_agg(quote_ident(left('source_' || k, 63)), ', ' ORDER BY place)
-     FROM unnest(_key.key) WITH ORDINALITY AS u (k, place)));
+                                    FROM unnest(_key.key) WITH ORDINALITY AS u (k, place)))), _columns);
   FOR _grantee IN SELECT DISTINCT a.grantee FROM aclexplode(_source.relacl) AS a
     WHERE a.privilege_type = 'SELECT' LOOP
     EXECUTE format('GRANT SELECT ON %s TO %s', _name,
