@@ -9,6 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from support.cluster import value_of
 from support.control_group import ControlGroup, control_group
 from support.loading import counts, rows
 from support.processes import wait_until
@@ -148,11 +149,8 @@ def test_large_loads_go_on_within_the_limit(site: Site, group: ControlGroup, how
     text = b"alpha beta gamma. " * 60_000  # 1 MB
     names = [f"n{i}" for i in range(12)]
     options = json.dumps({"chunking": {"segment_tokens": 256, "split_by": "tokens"}})
-    row = session.execute(
-        "SELECT ml_rag.load_documents('docs', %s, %s, %s)", (names, [text] * len(names), options)
-    ).fetchone()
-    assert row is not None
-    assert counts(row[0]) == {"loaded": 12}
+    found = value_of(session, "SELECT ml_rag.load_documents('docs', %s, %s, %s)", (names, [text] * len(names), options))
+    assert counts(found) == {"loaded": 12}
     assert site.server.pid == pid
     assert group.kills() == 0
     session.execute("DELETE FROM docs")

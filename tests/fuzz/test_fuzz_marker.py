@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from support import fuzzing
-from support.cluster import Connection
+from support.cluster import Connection, value_of
 from support.option_cases import PLAIN
 from support.stores import create_store, error, fake_embedding, grant, mark, search
 
@@ -152,11 +152,10 @@ def check_embedding(connection: Connection, comment: str, model: str | None) -> 
         call = "CALL ml_embed_table('public.bare.segment', 'public.bare.segment_embedding')"
         if model in (None, "fake-embed"):
             connection.execute(call)
-            row = connection.execute("SELECT col_description('bare'::regclass, 3)").fetchone()
-            assert row is not None
-            assert row[0].startswith(comment) or (len(comment) > 9000 and row[0].endswith(comment)), row[0]
-            assert (row[0] == comment) == (model is not None)
-            assert discovered(connection)["public.bare"] == "fake-embed", row[0]
+            found = value_of(connection, "SELECT col_description('bare'::regclass, 3)")
+            assert found.startswith(comment) or (len(comment) > 9000 and found.endswith(comment)), found
+            assert (found == comment) == (model is not None)
+            assert discovered(connection)["public.bare"] == "fake-embed", found
         else:
             with error("22023", "holds vectors of another model"), connection.transaction():
                 connection.execute(call)

@@ -13,7 +13,7 @@ from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
 from support import fuzzing
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.documented import Routine, routines, states
 from support.option_cases import ODD_TEXTS, pick
 from support.stores import create_store, fake_embedding
@@ -127,9 +127,8 @@ def test_what_is_stored_is_what_is_cited_and_what_filters_find(module_owner: Con
                 "skip_generate": True,
             }
             options["query_embedding"] = [1.0] * 16
-            row = asked.execute("SELECT ml_rag_answer('q', %s)", (json.dumps(options),)).fetchone()
-            assert row is not None
-            assert row[0]["citations"] == [{"segment": segment, "distance": 0, "document_name": name}]
+            found = value_of(asked, "SELECT ml_rag_answer('q', %s)", (json.dumps(options),))
+            assert found["citations"] == [{"segment": segment, "distance": 0, "document_name": name}]
 
         run()
         account.coverage = "segments, names, keys and values come back as they were"

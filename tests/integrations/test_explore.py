@@ -28,7 +28,7 @@ from psycopg.conninfo import make_conninfo
 
 from ml_rag.integrations import chart, explore, marked, picture
 from ml_rag.integrations.journey import Candidates, Journey, searches
-from support.cluster import Database
+from support.cluster import Database, value_of
 from support.served import explored
 from support.stores import create_store, fake_embedding
 
@@ -769,14 +769,10 @@ def test_marks_become_questions_of_the_evaluation(db: Database, boats: str) -> N
         said = re.search(r"<code>(SELECT ml_rag_evaluate.*?)</code>", client.get("/runs").text)
         assert said is not None
         with psycopg.connect(boats, autocommit=True) as connection:
-            row = connection.execute(html.unescape(said[1]).encode()).fetchone()
-            assert row is not None
-            assert row[0]["measures"]["mrr"] == 1
+            assert value_of(connection, html.unescape(said[1]).encode())["measures"]["mrr"] == 1
             # the segment that was marked wrong is of the same document, and no hit
             connection.execute("UPDATE mark SET is_right = NOT is_right")
-            row = connection.execute(html.unescape(said[1]).encode()).fetchone()
-            assert row is not None
-            assert 0 < row[0]["measures"]["mrr"] < 1
+            assert 0 < value_of(connection, html.unescape(said[1]).encode())["measures"]["mrr"] < 1
         # on the page of the document each segment can be marked, cited or not
         here = {"store": "public.boats", "document": "boats.pdf", "q": "blue boat"}
         shown = client.get("/document", params=here).text

@@ -21,7 +21,7 @@ from mcp.client.stdio import StdioServerParameters
 from mcp_types import TextContent
 
 from ml_rag.integrations import mcp
-from support.cluster import Database
+from support.cluster import Database, value_of
 from support.stores import create_store, fake_embedding
 
 MAIN = "import sys; sys.argv[0] = 'ml-rag'; from ml_rag.cli import main; main()"
@@ -331,9 +331,8 @@ async def test_options_are_listed_for_an_agent(db: Database, boats: str) -> None
         assert listed["retrieval_options.max_distance"]["type"] == "number"
         assert listed["explain"]["default"] == "false"
         assert listed["arms[].search"]["choices"] == ["semantic", "keyword", "function"]
-        top = db.connect().execute("SELECT array_agg(name) FROM ml_rag.option WHERE routine = 'ml_rag'").fetchone()
-        assert top is not None
-        assert set(top[0]) <= listed.keys()
+        top = value_of(db.connect(), "SELECT array_agg(name) FROM ml_rag.option WHERE routine = 'ml_rag'")
+        assert set(top) <= listed.keys()
         assert all(option["description"] for option in listed.values())
 
 

@@ -12,7 +12,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from support import writers
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.stores import search
 from support.writers import ADDED, CHANGED, KINDS, TEXTS
 
@@ -43,9 +43,7 @@ def write(db: Database, kind: str, step: str) -> None:
 
 def adopt(owner: Connection, table: str, **options: Any) -> dict[str, Any]:
     options = {"embed_model_id": "fake-embed", **options}
-    row = owner.execute("SELECT ml_rag.adopt(%s::regclass, %s)", (table, json.dumps(options))).fetchone()
-    assert row is not None
-    result: dict[str, Any] = row[0]
+    result: dict[str, Any] = value_of(owner, "SELECT ml_rag.adopt(%s::regclass, %s)", (table, json.dumps(options)))
     return result
 
 

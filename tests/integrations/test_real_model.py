@@ -17,7 +17,7 @@ from psycopg.conninfo import make_conninfo
 
 from ml_rag.integrations import langchain, llama_index, mcp
 from ml_rag.integrations.gateway import Config, digest
-from support.cluster import Cluster, Database
+from support.cluster import Cluster, Database, value_of
 from support.real_model import MODEL, need_models, need_own_machine
 from support.served import explored, gateway_of
 from support.servers import running_server
@@ -88,12 +88,11 @@ def test_a_history_of_langchain_goes_on_with_the_model(database: Database, dsn: 
     history = langchain.MlRagChatMessageHistory(dsn)
     history.add_messages([HumanMessage("Who pays for lessons?"), AIMessage("PerksPlus does.")])
     owner = database.connect("asker")
-    row = owner.execute(
-        "SELECT ml_rag_chat(%s, %s)", ("And how much?", json.dumps({"conversation_id": history.conversation_id}))
-    ).fetchone()
-    assert row is not None
+    found = value_of(
+        owner, "SELECT ml_rag_chat(%s, %s)", ("And how much?", json.dumps({"conversation_id": history.conversation_id}))
+    )
     assert [message.type for message in history.messages] == ["human", "ai", "human", "ai"]
-    assert history.messages[-1].content == row[0]["text"]
+    assert history.messages[-1].content == found["text"]
     history.clear()
     history.close()
 

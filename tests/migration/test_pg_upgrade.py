@@ -23,6 +23,7 @@ from psycopg.conninfo import make_conninfo
 
 import ml_rag
 from support import content, objects
+from support.cluster import value_of
 from support.extension import HOW, VERSIONS
 from support.installations import Installation, installations
 from support.keywords import assert_exact
@@ -207,13 +208,13 @@ def test_objects_equal_those_of_a_fresh_install(upgraded: Upgraded, fresh: objec
 def test_no_index_is_damaged(upgraded: Upgraded, database: Database) -> None:
     with upgraded.connect(database.version) as owner:
         owner.execute("CREATE EXTENSION IF NOT EXISTS amcheck")
-        checked = owner.execute(
+        checked = value_of(
+            owner,
             "SELECT count(bt_index_check(i.indexrelid, true))"
             " FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid"
-            " WHERE c.relam = (SELECT oid FROM pg_am WHERE amname = 'btree') AND c.relkind = 'i' AND i.indisvalid"
-        ).fetchone()
-        assert checked is not None
-        assert checked[0] > 100
+            " WHERE c.relam = (SELECT oid FROM pg_am WHERE amname = 'btree') AND c.relkind = 'i' AND i.indisvalid",
+        )
+        assert checked > 100
 
 
 def test_the_approximate_index_is_used_and_finds_what_a_scan_finds(upgraded: Upgraded, database: Database) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import ml_rag
 from support import content, objects
-from support.cluster import Cluster, Connection, Database
+from support.cluster import Cluster, Connection, Database, value_of
 from support.extension import MADE_UP, RELEASES, VERSIONS, data, install, update
 from support.keywords import assert_exact
 
@@ -35,9 +35,7 @@ def ask_both_sides(connection: Connection) -> tuple[str, str]:
     """The versions of SQL and Python, after a call that needs both."""
     with pytest.raises(psycopg.errors.ConnectionFailure), connection.transaction():
         connection.execute("SELECT * FROM ml_supported_models()")
-    row = connection.execute("SELECT ml_rag.version()").fetchone()
-    assert row is not None
-    return row[0], python_version(connection)
+    return value_of(connection, "SELECT ml_rag.version()"), python_version(connection)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 import ml_rag
-from support.cluster import Cluster, Connection, Database
+from support.cluster import Cluster, Connection, Database, value_of
 from support.documents_server import DocumentsServer
 from support.extension import VERSIONS, install, update
 from support.hostile_server import hostile
@@ -43,13 +43,11 @@ def test_a_database_that_waits_for_its_update_works_with_the_new_model_server(ol
     owner.execute("SELECT ml_rag.configure('generate_model_id', 'fake-generate')")
     owner.execute("SELECT ml_rag.configure('rerank_model_id', 'fake-rerank')")
     owner.execute("SELECT ml_rag.create_store('public.docs')")
-    loaded = owner.execute("SELECT ml_rag.load_document('docs', 'a.txt', 'the sea is blue')").fetchone()
-    assert loaded is not None
-    assert counts(loaded[0]) == {"loaded": 1}
-    document = owner.execute("""SELECT ml_rag_answer('is the sea blue?', '{"rerank": {}}')""").fetchone()
-    assert document is not None
-    assert document[0]["text"].startswith("fake answer to: is the sea blue?")
-    assert document[0]["citations"][0]["segment"] == "the sea is blue"
+    loaded = value_of(owner, "SELECT ml_rag.load_document('docs', 'a.txt', 'the sea is blue')")
+    assert counts(loaded) == {"loaded": 1}
+    document = value_of(owner, """SELECT ml_rag_answer('is the sea blue?', '{"rerank": {}}')""")
+    assert document["text"].startswith("fake answer to: is the sea blue?")
+    assert document["citations"][0]["segment"] == "the sea is blue"
     assert owner.execute("SELECT count(*) > 0 FROM ml_supported_models()").fetchone() == (True,)
     assert owner.execute("SELECT ml_generate('one') ->> 'text'").fetchone() != (None,)
 

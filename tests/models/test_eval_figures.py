@@ -18,7 +18,7 @@ from bench.recorded import MODEL, read_lines, recorded_server
 
 from ml_rag.client import datasets
 from ml_rag.client.evaluation import ARMS, Evaluation
-from support.cluster import Cluster, Connection
+from support.cluster import Cluster, Connection, value_of
 from support.real_model import need_models, need_own_machine
 
 SHARED = Path(os.environ.get("ML_RAG_SHARED") or Path(__file__).resolve().parents[3] / "shared")
@@ -114,13 +114,12 @@ def test_the_evaluation_of_conversations_measures_the_same(measured: Measured) -
     searched = {"vector_store": [evaluation.store], "keyword_search": True, "n_citations": 10}
     for way, query in {"no model": {}, "recorded rewriting": {"model_id": MODEL}}.items():
         options = json.dumps({"k": [3], "options": {**searched, "query_options": query}})
-        row = connection.execute("SELECT ml_rag_evaluate('chats'::text, %s)", (options,)).fetchone()
-        assert row is not None
-        assert row[0]["errors"] == {}
+        found = value_of(connection, "SELECT ml_rag_evaluate('chats'::text, %s)", (options,))
+        assert found["errors"] == {}
         share = connection.execute(
             "SELECT avg(((measures -> 'mrr')::float8 >= 0.333)::integer)::float8 FROM ml_rag.evaluation_question"
             " WHERE run_id = %s",
-            (row[0]["run_id"],),
+            (found["run_id"],),
         ).fetchone()
         assert share == (pytest.approx(by_hand[way][0]),)
 

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from ml_rag.server.catalogue import load_catalogue, models_dir
-from support.cluster import Cluster, Connection
+from support.cluster import Cluster, Connection, value_of
 from support.real_model import need_models, need_own_machine
 from support.servers import running_server
 
@@ -70,9 +70,7 @@ def load(connection: Connection, reachable_dir: Path, folder: Path, table: str) 
     for path in copy.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
     options = json.dumps({"schema_name": "public", "table_name": table})
-    row = connection.execute("CALL vector_store_load(%s, %s)", (f"file://{copy}/", options)).fetchone()
-    assert row is not None
-    result: dict[str, Any] = row[0]
+    result: dict[str, Any] = value_of(connection, "CALL vector_store_load(%s, %s)", (f"file://{copy}/", options))
     return result
 
 
@@ -106,11 +104,10 @@ def test_every_probe_phrase_of_the_formats_is_in_the_store(connection: Connectio
 def test_northwind_is_loaded_and_found_with_its_pages(connection: Connection, reachable_dir: Path) -> None:
     result = load(connection, reachable_dir, SHARED / "northwind" / "pdf", "northwind")
     assert (result["documents"]["loaded"], result["documents"]["failed"]) == (6, 0)
-    pages = connection.execute(
-        "SELECT count(DISTINCT (document_id, metadata ->> 'page')) FROM northwind WHERE metadata ? 'page'"
-    ).fetchone()
-    assert pages is not None
-    assert pages[0] >= 250  # of 263, some of them empty
+    pages = value_of(
+        connection, "SELECT count(DISTINCT (document_id, metadata ->> 'page')) FROM northwind WHERE metadata ? 'page'"
+    )
+    assert pages >= 250  # of 263, some of them empty
     rows = connection.execute(
         "SELECT document_name, metadata ->> 'page', segment FROM ml_rag_search(%s, %s)",
         ("How much does PerksPlus reimburse for fitness activities?", '{"vector_store": ["northwind"]}'),
@@ -122,9 +119,7 @@ def test_an_answer_with_sources_from_the_sample_documents(connection: Connection
     result = load(connection, reachable_dir, SAMPLES, "samples")
     assert result["documents"]["failed"] == 0
     options = {"vector_store": ["samples"], "model_options": {"max_tokens": 80}}
-    row = connection.execute("CALL ml_rag(%s, %s)", ("How do I load documents?", json.dumps(options))).fetchone()
-    assert row is not None
-    answer = row[0]
+    answer = value_of(connection, "CALL ml_rag(%s, %s)", ("How do I load documents?", json.dumps(options)))
     assert len(answer["text"].split()) >= 3
     assert len(answer["citations"]) == 3
     assert "vector_store_load" in " ".join(citation["segment"] for citation in answer["citations"])
@@ -149,10 +144,9 @@ def test_what_the_documents_do_not_speak_of_is_not_answered(
         "n_citations": 1,
         "model_options": {"max_tokens": 8},
     }
-    row = connection.execute("SELECT ml_rag_answer(%s, %s)", (question, json.dumps(options))).fetchone()
-    assert row is not None
-    assert (len(row[0]["citations"]) > 0) == is_answered
-    assert (row[0]["text"] == ABSTAIN) != is_answered
+    found = value_of(connection, "SELECT ml_rag_answer(%s, %s)", (question, json.dumps(options)))
+    assert (len(found["citations"]) > 0) == is_answered
+    assert (found["text"] == ABSTAIN) != is_answered
 
 
 def test_the_same_question_has_the_same_answer(connection: Connection) -> None:
@@ -229,11 +223,10 @@ def test_the_small_model_is_not_asked_to_rewrite(connection: Connection) -> None
     connection.add_notice_handler(lambda d: told.append(f"{d.message_detail} {d.message_hint}"))
     query = {"synonyms": True, "hypothetical_document": True, "sub_questions": 3}
     options = {"vector_store": ["public.small"], "query_options": query, "explain": True, "skip_generate": True}
-    row = connection.execute("SELECT ml_rag_answer('who leads?', %s)", (json.dumps(options),)).fetchone()
-    assert row is not None
-    assert row[0]["retrieval_info"]["query"] == {"question": "who leads?"}
+    found = value_of(connection, "SELECT ml_rag_answer('who leads?', %s)", (json.dumps(options),))
+    assert found["retrieval_info"]["query"] == {"question": "who leads?"}
     # it took the model half a minute and more
-    assert row[0]["explain"]["milliseconds"]["rewrite"] < 2000
+    assert found["explain"]["milliseconds"]["rewrite"] < 2000
     assert len(told) == 1
     assert "ml-rag models pull qwen2.5-7b-instruct" in told[0]
 
@@ -246,10 +239,9 @@ def test_a_conversation_with_the_small_model(connection: Connection) -> None:
     )
     options: dict[str, Any] = {"vector_store": ["public.team"], "return_prompt": True}
     for place, question in enumerate(("Who leads the team?", "and since when?", "and before?"), start=1):
-        row = connection.execute("SELECT ml_rag_chat(%s, %s)", (question, json.dumps(options))).fetchone()
-        assert row is not None
-        options["conversation_id"] = row[0]["conversation_id"]
-        last = row[0]["prompt"][-1]["content"]
+        found = value_of(connection, "SELECT ml_rag_chat(%s, %s)", (question, json.dumps(options)))
+        options["conversation_id"] = found["conversation_id"]
+        last = found["prompt"][-1]["content"]
         assert last.count("\nuser: ") == place - 1
         assert "Ada leads the team since 2019." in last
     kept = connection.execute("SELECT turn, text ~ '\\S' FROM ml_rag.message ORDER BY turn").fetchall()

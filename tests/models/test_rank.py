@@ -14,7 +14,7 @@ import pytest
 
 from ml_rag.server.catalogue import load_catalogue, models_dir
 from support import cross_encoder
-from support.cluster import Cluster, Connection
+from support.cluster import Cluster, Connection, value_of
 from support.servers import running_server
 from support.stores import create_store, fake_embedding, search
 
@@ -75,9 +75,7 @@ def expected(tiny_model: Path) -> list[float]:
 
 def rank(connection: Connection, query: str, texts: list[str], **options: Any) -> Any:
     records = [{"id": str(n), "content": text} for n, text in enumerate(texts)]
-    row = connection.execute("SELECT ml_rank(%s, %s, %s)", (query, json.dumps(records), json.dumps(options))).fetchone()
-    assert row is not None
-    return row[0]
+    return value_of(connection, "SELECT ml_rank(%s, %s, %s)", (query, json.dumps(records), json.dumps(options)))
 
 
 def test_scores_and_order_are_the_librarys(tiny: Connection, expected: list[float]) -> None:

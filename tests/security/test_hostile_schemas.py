@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.cluster import Cluster, Connection
+from support.cluster import Cluster, Connection, value_of
 from support.hostile_schemas import HOSTILE, LATE
 from support.processes import children, command
 from support.real_model import model_path
@@ -22,9 +22,7 @@ __all__ = ["model_path"]
 
 def generate(asker: Connection, schema: dict[str, Any], **options: Any) -> Any:
     given = json.dumps({"max_tokens": 5, "json_schema": schema, **options})
-    row = asker.execute("SELECT ml_generate('hi', %s)", (given,)).fetchone()
-    assert row is not None
-    return row[0]["text"]
+    return value_of(asker, "SELECT ml_generate('hi', %s)", (given,))["text"]
 
 
 def refused(asker: Connection, schema: dict[str, Any], **options: Any) -> str:

@@ -18,7 +18,7 @@ import pytest
 from ml_rag.server.catalogue import load_catalogue, models_dir
 from ml_rag.server.chat import prompt
 from support.canary import Canaries
-from support.cluster import Cluster, Connection, Database
+from support.cluster import Cluster, Connection, Database, value_of
 from support.hostile_server import HostileServer, completion, embeddings, hostile, reply
 from support.real_model import engine_of
 from support.servers import running_server
@@ -99,9 +99,8 @@ def library(module_db: Database, module_owner: Connection) -> Connection:
     module_owner.execute("SELECT ml_rag.create_store('public.library')")
     names = [one["document_name"] for one in CORPUS]
     contents = [one["text"].encode() for one in CORPUS]
-    row = module_owner.execute("SELECT ml_rag.load_documents('library', %s, %s, NULL)", (names, contents)).fetchone()
-    assert row is not None
-    assert row[0]["documents"]["loaded"] == len(CORPUS)
+    found = value_of(module_owner, "SELECT ml_rag.load_documents('library', %s, %s, NULL)", (names, contents))
+    assert found["documents"]["loaded"] == len(CORPUS)
     module_owner.execute("GRANT SELECT ON library TO ml_rag_user")
     return module_db.connect("asker")
 
@@ -240,11 +239,10 @@ def test_batches_and_measurements_take_what_a_model_says_as_text(
     for (document,) in owner.execute("SELECT answer FROM a").fetchall():
         assert list(document) == ["text", "citations", "vector_store", "retrieval_info"]
     # a judge that is told what to find judges nothing
-    run = asker.execute(
-        'SELECT ml_rag_evaluate(\'q\', \'{"judge_model_id": "fake-generate", "keep": false, "limit": 3}\')'
-    ).fetchone()
-    assert run is not None
-    assert not {"groundedness", "relevance"} & set(run[0]["measures"])
+    run = value_of(
+        asker, 'SELECT ml_rag_evaluate(\'q\', \'{"judge_model_id": "fake-generate", "keep": false, "limit": 3}\')'
+    )
+    assert not {"groundedness", "relevance"} & set(run["measures"])
     assert canaries.touched() == []
 
 
@@ -297,6 +295,5 @@ def test_the_small_model_keeps_to_a_schema(cluster: Cluster, reachable_dir: Path
             owner.execute("SELECT ml_rag.configure(%s, %s)", (setting, value))
         for one in [one for one in CORPUS if "JSON" in one["technique"]]:
             given = json.dumps({**options, "context": one["text"]})
-            row = owner.execute("SELECT ml_generate(%s, %s) ->> 'text'", (one["question"], given)).fetchone()
-            assert row is not None
-            assert json.loads(row[0])["found"] in ("yes", "no")
+            found = value_of(owner, "SELECT ml_generate(%s, %s) ->> 'text'", (one["question"], given))
+            assert json.loads(found)["found"] in ("yes", "no")

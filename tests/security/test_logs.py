@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from psycopg.types.json import Jsonb
 
 from ml_rag.cli import main
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.documents_server import DocumentsServer
 from support.hostile_server import hostile, reply
 from support.keywords import keyword_store
@@ -301,10 +301,9 @@ def test_an_error_of_the_model_server_that_quotes_is_for_the_caller(
 
 def test_the_log_itself_holds_no_text(ready: Connection, owner: Connection) -> None:
     """With PostgreSQL's defaults but one: log_parameter_max_length_on_error is 0, so bound values are not written."""
-    row = owner.execute("SELECT pg_backend_pid()").fetchone()
-    assert row is not None
+    found = value_of(owner, "SELECT pg_backend_pid()")
     try:
-        path = Path(os.readlink(f"/proc/{row[0]}/fd/2"))
+        path = Path(os.readlink(f"/proc/{found}/fd/2"))
         path.open().close()
     except OSError as e:
         pytest.skip(f"the log of this server cannot be read from here: {e}")
@@ -369,9 +368,8 @@ def test_passwords_in_a_dsn_are_not_told(tmp_path: Path, what: str, dsn: str) ->
 def test_loading_tells_names_and_counts_and_no_content(db: Database, ready: Connection, tmp_path: Path) -> None:
     (tmp_path / "good.txt").write_text(WORD)
     (tmp_path / "bad.json").write_text(f'{{"a": "{WORD}"')
-    role = ready.execute("SELECT current_user").fetchone()
-    assert role is not None
-    dsn = psycopg.conninfo.make_conninfo(db.dsn, dbname=db.name, options=f"-c role={role[0]}")
+    role = value_of(ready, "SELECT current_user")
+    dsn = psycopg.conninfo.make_conninfo(db.dsn, dbname=db.name, options=f"-c role={role}")
     told = command("load", str(tmp_path), "--store", "public.strict", "--dsn", dsn)
     assert re.search(r"failed: 2 documents, such as \S+/(good\.txt|bad\.json): ", told), told
     assert WORD not in told

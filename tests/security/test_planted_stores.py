@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.stores import answer, as_text, create_store, error, fake_embedding, marker, names, retrieve
 
 STORE = "(segment text, segment_embedding vector(3), document_name text, document_id bigint, segment_number integer)"
@@ -284,11 +284,7 @@ def test_stores_of_a_role_that_is_not_trusted_cost_others_little(
     asker = db.connect("asker")
 
     def columns_read() -> int:
-        row = asker.execute(
-            "SELECT pg_stat_get_xact_tuples_fetched('pg_attribute_relid_attnum_index'::regclass)"
-        ).fetchone()
-        assert row is not None
-        return row[0]
+        return value_of(asker, "SELECT pg_stat_get_xact_tuples_fetched('pg_attribute_relid_attnum_index'::regclass)")
 
     read = 0
     for _ in range(2):

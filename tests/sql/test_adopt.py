@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.stores import answer, as_text, create_store, error, fake_embedding, grant, mark, names, search
 
 TEXTS = ["heron by the river", "otter in the stone", "moss on the pine"]
@@ -88,18 +88,15 @@ def make(owner: Connection, kind: str) -> str:
 
 
 def adopt(connection: Connection, name: str, **options: Any) -> dict[str, Any]:
-    row = connection.execute("SELECT ml_rag.adopt(%s::regclass, %s)", (name, json.dumps(options))).fetchone()
-    assert row is not None
-    return row[0]  # type: ignore[no-any-return]
+    return value_of(connection, "SELECT ml_rag.adopt(%s::regclass, %s)", (name, json.dumps(options)))  # type: ignore[no-any-return]
 
 
 def comment(owner: Connection, name: str, column: str = "embedding") -> str | None:
-    row = owner.execute(
+    return value_of(
+        owner,
         "SELECT col_description(attrelid, attnum) FROM pg_attribute WHERE attrelid = %s::regclass AND attname = %s",
         (name, column),
-    ).fetchone()
-    assert row is not None
-    return row[0]  # type: ignore[no-any-return]
+    )  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("kind", SHAPES)

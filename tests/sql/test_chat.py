@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.cluster import Cluster, Connection, Database
+from support.cluster import Cluster, Connection, Database, value_of
 from support.programs import dump, restore
 from support.scripted import MODEL, Script
 from support.stores import answer, create_store, error, fake_embedding
@@ -33,9 +33,7 @@ def script(db: Database, script: Script) -> Script:
 
 
 def chat(connection: Connection, query: str | None, **options: Any) -> Any:
-    row = connection.execute("SELECT ml_rag_chat(%s, %s)", (query, json.dumps(options))).fetchone()
-    assert row is not None
-    return row[0]
+    return value_of(connection, "SELECT ml_rag_chat(%s, %s)", (query, json.dumps(options)))
 
 
 def turns(connection: Connection, conversation_id: str) -> list[Any]:
@@ -444,9 +442,7 @@ def test_a_new_turn_makes_a_conversation_young(script: Script, owner: Connection
 
 
 def role_of(connection: Connection) -> str:
-    row = connection.execute("SELECT current_user::text").fetchone()
-    assert row is not None
-    return str(row[0])
+    return str(value_of(connection, "SELECT current_user::text"))
 
 
 @pytest.mark.parametrize("form", ["plain", "directory"])

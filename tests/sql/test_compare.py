@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.cluster import Connection
+from support.cluster import Connection, value_of
 from support.stores import error
 
 COLUMNS = ("a", "b", "difference", "p_value", "n", "better", "worse")
@@ -21,17 +21,16 @@ NEW_RUN = """INSERT INTO ml_rag.evaluation_run (started_at, seconds, source, que
 
 def run(connection: Connection, measures: list[dict[str, float]], **changed: Any) -> int:
     """A run whose questions have these measures; ``changed`` replaces question_id, question or latency by number."""
-    row = connection.execute(NEW_RUN).fetchone()
-    assert row is not None
+    found = value_of(connection, NEW_RUN)
     for i, m in enumerate(measures):
         values = {"question_id": f"q{i}", "question": f"text {i}", "latency": {"retrieval": 5.0 + i}}
         values |= changed.get(f"q{i}", {})
         connection.execute(
             "INSERT INTO ml_rag.evaluation_question (run_id, question_id, question, citations, measures, latency)"
             " VALUES (%s, %s, %s, '[]', %s, %s)",
-            (row[0], values["question_id"], values["question"], json.dumps(m), json.dumps(values["latency"])),
+            (found, values["question_id"], values["question"], json.dumps(m), json.dumps(values["latency"])),
         )
-    return int(row[0])
+    return int(found)
 
 
 def compare(connection: Connection, a: int | None, b: int | None) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.stores import answer, create_store, error, fake_embedding, marker, search, warnings_of
 
 WORDS = ["heron", "grebe", "loon", "tern", "gull", "swan", "duck", "coot", "rail", "snipe"]
@@ -43,9 +43,7 @@ def birds(module_db: Database) -> Connection:
 
 def role(connection: Connection) -> str:
     """The role of a connection, as it is written into a statement."""
-    row = connection.execute("SELECT quote_ident(current_user)").fetchone()
-    assert row is not None
-    return row[0]
+    return value_of(connection, "SELECT quote_ident(current_user)")
 
 
 def either(connection: Connection, query: str, options: dict[str, Any]) -> tuple[Any, Any]:
@@ -307,9 +305,8 @@ def test_long_options_are_not_kept(owner: Connection, db: Database) -> None:
     asker = db.connect("asker", application_name="measured")
 
     def used() -> int:
-        row = asker.execute("SELECT pg_backend_pid()").fetchone()
-        assert row is not None
-        return int(Path(f"/proc/{row[0]}/statm").read_text().split()[1]) * 4096
+        found = value_of(asker, "SELECT pg_backend_pid()")
+        return int(Path(f"/proc/{found}/statm").read_text().split()[1]) * 4096
 
     def ask(n: int) -> None:
         for i in range(n):
@@ -341,9 +338,8 @@ def test_long_options_are_not_kept(owner: Connection, db: Database) -> None:
 def test_numbers_of_many_digits_and_deep_arrays(asker: Connection, owner: Connection, options: str) -> None:
     make(owner)
     more = json.dumps({"query_embedding": fake_embedding("heron"), "skip_generate": True})
-    row = asker.execute("SELECT ml_rag_answer('heron', %s::jsonb || %s::jsonb)", (options, more)).fetchone()
-    assert row is not None
-    assert row[0]["citations"][0]["document_name"] == "docs 0"
+    found = value_of(asker, "SELECT ml_rag_answer('heron', %s::jsonb || %s::jsonb)", (options, more))
+    assert found["citations"][0]["document_name"] == "docs 0"
 
 
 def test_filters_with_numbers_of_many_digits(asker: Connection, owner: Connection) -> None:
@@ -370,9 +366,7 @@ def test_a_schema_nested_too_deeply_is_an_option_that_is_wrong(asker: Connection
 
 
 def statement(connection: Connection, query: str, options: dict[str, Any]) -> str:
-    row = connection.execute("SELECT ml_rag.statement(%s, %s)", (query, json.dumps(options))).fetchone()
-    assert row is not None
-    return row[0]
+    return value_of(connection, "SELECT ml_rag.statement(%s, %s)", (query, json.dumps(options)))
 
 
 @pytest.mark.parametrize("options", [*FIT, *FILTERS[:2], *FILTERS[4:]], ids=json.dumps)

@@ -6,7 +6,7 @@ import pytest
 from psycopg import sql
 
 from support import programs
-from support.cluster import Cluster, Connection, Database
+from support.cluster import Cluster, Connection, Database, value_of
 from support.embeddings import (
     INSERT,
     TEXTS,
@@ -483,12 +483,12 @@ def test_a_batch_routine_reads_the_marker_as_everywhere_else(
     owner.execute("CREATE TABLE texts (id integer PRIMARY KEY, segment text, segment_embedding vector(16))")
     mark(owner, "texts", comment)
     owner.execute("INSERT INTO texts VALUES (1, 'red house')")
-    row = owner.execute(
+    found = value_of(
+        owner,
         "CALL ml_embed_table('public.texts.segment', 'public.texts.segment_embedding',"
-        ' \'{"embed_model_id": "fake-embed"}\')'
-    ).fetchone()
-    assert row is not None
-    assert row[0]["succeeded"] == 1
+        ' \'{"embed_model_id": "fake-embed"}\')',
+    )
+    assert found["succeeded"] == 1
 
 
 def test_a_view_has_the_embeddings_that_its_own_comments_say(db: Database, store: Connection) -> None:

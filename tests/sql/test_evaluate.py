@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from support import programs
-from support.cluster import Cluster, Connection, Database
+from support.cluster import Cluster, Connection, Database, value_of
 from support.stores import create_store, error, fake_embedding
 
 #: the words of each document are its own, so that the question with the same words finds it
@@ -42,11 +42,9 @@ def row(id_: int, question: str, documents: str = "NULL", answers: str = "NULL",
 
 
 def evaluate(connection: Connection, *rows: str, **options: Any) -> Any:
-    result = connection.execute(
-        "SELECT ml_rag_evaluate(%s, %s)", (QUESTIONS.format(", ".join(rows)), json.dumps(options))
-    ).fetchone()
-    assert result is not None
-    return result[0]
+    return value_of(
+        connection, "SELECT ml_rag_evaluate(%s, %s)", (QUESTIONS.format(", ".join(rows)), json.dumps(options))
+    )
 
 
 def questions(connection: Connection, run: Any) -> dict[str, Any]:
@@ -349,9 +347,7 @@ def converse(connection: Connection, *histories: Any, **options: Any) -> Any:
     values = [value for i, h in enumerate(histories) for value in (i, None if h is None else json.dumps(h))]
     connection.execute("DROP TABLE IF EXISTS conversations")
     connection.execute("CREATE TEMP TABLE conversations (id, question, documents, history) AS VALUES " + rows, values)
-    run = connection.execute("SELECT ml_rag_evaluate('conversations', %s)", (json.dumps(options),)).fetchone()
-    assert run is not None
-    return run[0]
+    return value_of(connection, "SELECT ml_rag_evaluate('conversations', %s)", (json.dumps(options),))
 
 
 def test_a_history_is_searched_with(ready: Connection) -> None:
@@ -383,8 +379,7 @@ def test_a_history_that_is_wrong_fails_its_question(ready: Connection) -> None:
 
 def test_the_column_of_the_history_can_have_another_name(ready: Connection) -> None:
     ready.execute("CREATE TEMP TABLE named AS SELECT 'how long' AS question, %s::jsonb AS turns", (json.dumps(TURNS),))
-    run = ready.execute('SELECT ml_rag_evaluate(\'named\', \'{"columns": {"history": "turns"}}\')').fetchone()
-    assert run is not None
-    assert questions(ready, run[0])["1"]["citations"][0]["document_name"] == "b.txt"
+    run = value_of(ready, 'SELECT ml_rag_evaluate(\'named\', \'{"columns": {"history": "turns"}}\')')
+    assert questions(ready, run)["1"]["citations"][0]["document_name"] == "b.txt"
     with error("42703", "nowhere"):
         ready.execute('SELECT ml_rag_evaluate(\'named\', \'{"columns": {"history": "nowhere"}}\')')

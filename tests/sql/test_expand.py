@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from support import reference
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.metrics import METRICS
 from support.searching import load, random_segments
 from support.stores import create_store, grant, mark, retrieve, search
@@ -123,9 +123,7 @@ def test_largest_and_smallest_numbers_do_not_overflow(owner: Connection, asker: 
 
 
 def join(connection: Connection, a: str, b: str) -> str:
-    row = connection.execute("SELECT ml_rag._joined(ARRAY[%s, %s])", (a, b)).fetchone()
-    assert row is not None
-    return str(row[0])
+    return str(value_of(connection, "SELECT ml_rag._joined(ARRAY[%s, %s])", (a, b)))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.hostile_server import hostile, reply
 from support.models_server import ModelsServer
 from support.nodes import create
@@ -84,11 +84,7 @@ def test_without_abstain_it_warns(asker: Connection) -> None:
 
 def test_ml_generate_takes_them_out_of_the_context(module_asker: Connection) -> None:
     def generate(prompt: str, **options: Any) -> str:
-        row = module_asker.execute(
-            "SELECT ml_generate(%s, %s) ->> 'text'", (prompt, json.dumps(MODEL | options))
-        ).fetchone()
-        assert row is not None
-        return row[0]
+        return value_of(module_asker, "SELECT ml_generate(%s, %s) ->> 'text'", (prompt, json.dumps(MODEL | options)))
 
     context = "\n".join(TEXTS["travel.md"])
     assert (
@@ -113,9 +109,8 @@ def test_summaries_of_whole_documents(asker: Connection) -> None:
 @pytest.mark.usefixtures("store")
 def test_chat_and_many_questions_take_it(owner: Connection, asker: Connection) -> None:
     options = json.dumps({"model_options": MODEL | {"max_sentences": 1}})
-    row = asker.execute("SELECT ml_rag_chat('the hotel limit in London', %s)", (options,)).fetchone()
-    assert row is not None
-    assert "The hotel limit is 180 euros in London." in json.dumps(row[0])
+    found = value_of(asker, "SELECT ml_rag_chat('the hotel limit in London', %s)", (options,))
+    assert "The hotel limit is 180 euros in London." in json.dumps(found)
     owner.execute("CREATE TABLE questions (id integer PRIMARY KEY, question text, answer jsonb)")
     owner.execute("INSERT INTO questions VALUES (1, 'the hotel limit in London')")
     owner.execute("CALL ml_rag_table('public.questions.question', 'public.questions.answer', %s)", (options,))

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support import filtering, reference
-from support.cluster import Cluster, Connection, Database
+from support.cluster import Cluster, Connection, Database, value_of
 from support.keywords import search as by_words
 from support.metrics import METRICS
 from support.searching import INDEXES, load, random_segments
@@ -389,14 +389,13 @@ def test_how_many_rows_pass_is_seen_on_some_pages(owner: Connection, asker: Conn
         owner.execute("ALTER TABLE docs ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON docs USING (document_id % 4 = 0)")
 
     def passing(filters: dict[str, Any]) -> float | None:
-        row = asker.execute(
+        return value_of(
+            asker,
             "SELECT e.n FROM ml_rag.discover(ARRAY['docs']) AS s,"
             " ml_rag.filter(s, jsonb_build_object('filters', %s::jsonb)) AS f,"
             " ml_rag._estimated_rows(s, f.condition, f.arguments) AS e",
             (json.dumps(filters),),
-        ).fetchone()
-        assert row is not None
-        return row[0]
+        )
 
     assert passing({"half": 0}) is None, "never analyzed"
     owner.execute("ANALYZE docs")

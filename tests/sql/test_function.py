@@ -15,7 +15,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from ml_rag.backend.load import own_segments
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.loading import connect_as_loader
 from support.stores import Row, answer, as_text, create_store, error, fake_embedding, grant, mark, search
 
@@ -762,11 +762,9 @@ def librarian(loader: Connection) -> Connection:
 
 def load(librarian: Connection, content: str, options: Any = BY_CLAUSE, name: str = "a.txt") -> dict[str, Any]:
     """The result of a load of one document."""
-    row = librarian.execute(
-        "SELECT ml_rag.load_document('notes', %s, %s, %s)", (name, content.encode(), Jsonb(options))
-    ).fetchone()
-    assert row is not None
-    return row[0]  # type: ignore[no-any-return]
+    return value_of(
+        librarian, "SELECT ml_rag.load_document('notes', %s, %s, %s)", (name, content.encode(), Jsonb(options))
+    )  # type: ignore[no-any-return]
 
 
 def notes(librarian: Connection) -> list[tuple[int, str]]:
@@ -867,11 +865,12 @@ def test_a_document_with_a_segment_that_is_too_long_to_embed_fails_alone(
     owner.execute(CLAUSES.format(language="sql", body="SELECT p FROM string_to_table($1, E'\\n\\n') AS p"))
     # in the request each of these has four bytes
     contents = [b"heron\n\nloon", b"tern\n\n" + "🦆".encode() * 17_000_000, b"gull"]
-    row = librarian.execute(
-        "SELECT ml_rag.load_documents('notes', %s, %b, %s)", (["a.txt", "b.txt", "c.txt"], contents, Jsonb(BY_CLAUSE))
-    ).fetchone()
-    assert row is not None
-    (failed,) = row[0]["failed"]
+    found = value_of(
+        librarian,
+        "SELECT ml_rag.load_documents('notes', %s, %b, %s)",
+        (["a.txt", "b.txt", "c.txt"], contents, Jsonb(BY_CLAUSE)),
+    )
+    (failed,) = found["failed"]
     assert (failed["document_name"], failed["error"]) == ("b.txt", "the document's segments cannot be embedded")
     assert "The request is too long" in failed["detail"]
     assert notes(librarian) == [(1, "heron"), (2, "loon"), (1, "gull")]

@@ -13,16 +13,14 @@ from typing import Any
 import pytest
 
 from support import hostile_server, interrupts
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.hostile_server import HostileServer, completion, head, hostile, reply, send, silent
 from support.stores import answer, create_store, create_text_store, error, warnings_of
 
 
 def generate(connection: Connection, prompt: str | None = "hello", options: Any = None) -> Any:
     text = None if options is None else json.dumps(options)
-    row = connection.execute("SELECT ml_generate(%s, %s)", (prompt, text)).fetchone()
-    assert row is not None
-    return row[0]
+    return value_of(connection, "SELECT ml_generate(%s, %s)", (prompt, text))
 
 
 def test_the_answer_is_text_and_a_null_error(module_asker: Connection) -> None:
@@ -407,9 +405,7 @@ def test_what_is_to_be_written_in_pieces_is_what_the_answer_is_made_of(owner: Co
     create_text_store(owner)
 
     def prepared(options: dict[str, Any]) -> Any:
-        row = asker.execute("SELECT ml_rag._answer_to_stream('cats chase mice', %s)", (json.dumps(options),)).fetchone()
-        assert row is not None
-        return row[0]
+        return value_of(asker, "SELECT ml_rag._answer_to_stream('cats chase mice', %s)", (json.dumps(options),))
 
     options = {"n_citations": 2, "return_usage": True, "prompt": {"system": "Be kind.", "citation_style": "numbered"}}
     held, whole = prepared(options), answer(asker, "cats chase mice", options)

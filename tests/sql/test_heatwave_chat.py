@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.scripted import MODEL, Script
 from support.stores import Row, create_store, error, fake_embedding
 
@@ -30,9 +30,7 @@ def stores(script: Script, owner: Connection) -> Connection:
 
 
 def say(connection: Connection, query: str | None) -> Any:
-    row = connection.execute("CALL heatwave_chat(%s)", (query,)).fetchone()
-    assert row is not None
-    return row[0]
+    return value_of(connection, "CALL heatwave_chat(%s)", (query,))
 
 
 def configure(connection: Connection, options: Any) -> None:
@@ -41,9 +39,8 @@ def configure(connection: Connection, options: Any) -> None:
 
 
 def state(connection: Connection) -> Any:
-    row = connection.execute("SELECT current_setting('ml_rag.chat_options', true)").fetchone()
-    assert row is not None
-    return None if row[0] is None else json.loads(row[0])
+    found = value_of(connection, "SELECT current_setting('ml_rag.chat_options', true)")
+    return None if found is None else json.loads(found)
 
 
 def test_a_first_turn(stores: Connection, asker: Connection, script: Script) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import psycopg
 import pytest
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.keywords import MOST_CITED, add, assert_exact, by_hand, keyword_store, rows, search, tokens
 from support.stores import create_store, error, fake_embedding, insert
 from support.stores import search as search_rows
@@ -251,9 +251,7 @@ def test_a_search_reads_its_index_by_four_statements(owner: Connection, db: Data
     def statements() -> list[str]:
         search(connection, "fox dog")
         connection.execute(TOLD)
-        row = connection.execute("SELECT current_setting('test.told')").fetchone()
-        assert row is not None
-        return str(row[0]).split()
+        return str(value_of(connection, "SELECT current_setting('test.told')")).split()
 
     assert statements() == ["index", "parts", "postings", "keys"]
     add(owner, ["a fox more"], 4)

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from support.cluster import Connection
+from support.cluster import Connection, value_of
 from support.stores import answer, create_store, error, fake_embedding, search
 
 SEGMENTS = ["Hotels are paid in full.", "Trains are free.", "Rain falls.", "Dogs bark."]
@@ -153,13 +153,9 @@ def test_arms_take_the_place_of_the_usual_two(owner: Connection, asker: Connecti
 @pytest.mark.usefixtures("store")
 def test_chat_and_tables_have_them_too(owner: Connection, asker: Connection) -> None:
     preset(owner, "short", {"n_citations": 1, "model_options": {"model_id": "extractive"}})
-    row = asker.execute("""SELECT ml_rag_chat('trains', '{"preset": "short"}')""").fetchone()
-    assert row is not None
-    assert len(row[0]["citations"]) == 1
+    assert len(value_of(asker, """SELECT ml_rag_chat('trains', '{"preset": "short"}')""")["citations"]) == 1
     configure(owner, {"n_citations": 2, "model_options": {"model_id": "extractive"}})
-    row = asker.execute("SELECT ml_rag_chat('trains')").fetchone()
-    assert row is not None
-    assert len(row[0]["citations"]) == 2
+    assert len(value_of(asker, "SELECT ml_rag_chat('trains')")["citations"]) == 2
 
 
 @pytest.mark.usefixtures("store")

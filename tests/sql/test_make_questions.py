@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.cluster import Connection
+from support.cluster import Connection, value_of
 from support.loading import rows
 from support.scripted import MODEL, Script
 from support.stores import Row, create_store, error, fake_embedding, warnings_of
@@ -74,12 +74,12 @@ def test_questions_are_made_of_segments(birds: Connection, script: Script) -> No
     assert make(birds, n=4, unanswerable=2, seed=1) != made
     # and what they are for
     options = json.dumps({"model_id": MODEL, "n": 3, "unanswerable": 1})
-    run = birds.execute(
+    run = value_of(
+        birds,
         'SELECT ml_rag_evaluate(%s, \'{"columns": {"documents": "document_name", "answers": "reference"}}\')',
         (f"SELECT * FROM ml_rag.make_questions('docs', '{options}')",),
-    ).fetchone()
-    assert run is not None
-    assert (run[0]["counted"]["recall@3"], run[0]["counted"]["refused_rightly"]) == (3, 1)
+    )
+    assert (run["counted"]["recall@3"], run["counted"]["refused_rightly"]) == (3, 1)
 
 
 def test_questions_that_the_store_answers_are_not_called_unanswerable(birds: Connection, script: Script) -> None:
@@ -138,9 +138,7 @@ QUESTION = "SELECT 1 AS id, 'How many fish does the heron eat?' AS question, '0 
 
 def evaluate(connection: Connection, query: str = QUESTION, **options: Any) -> Any:
     options = {"options": {"model_options": {"model_id": MODEL}}, **options}
-    row = connection.execute("SELECT ml_rag_evaluate(%s, %s)", (query, json.dumps(options))).fetchone()
-    assert row is not None
-    return row[0]
+    return value_of(connection, "SELECT ml_rag_evaluate(%s, %s)", (query, json.dumps(options)))
 
 
 @pytest.mark.parametrize(

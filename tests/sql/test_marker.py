@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from support.cluster import Connection
+from support.cluster import Connection, value_of
 
 
 def ask(connection: Connection, call: str, *values: str | None) -> object:
-    row = connection.execute(f"SELECT ml_rag.{call}", values).fetchone()
-    assert row is not None
-    return row[0]
+    return value_of(connection, f"SELECT ml_rag.{call}", values)
 
 
 M = "GENAI_OPTIONS="

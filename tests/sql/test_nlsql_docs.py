@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from support.cluster import Connection
+from support.cluster import Connection, value_of
 from support.schema import SqlModel
 
 TEXT = (Path(__file__).parents[2] / "docs" / "nl_sql.md").read_text()
@@ -21,9 +21,7 @@ def test_the_examples_run(model: SqlModel, shop: Connection, asker: Connection) 
     model.writes(document["sql_query"])
     first, procedure, examples, tables = blocks("sql")
     for statement in (first, procedure):
-        row = asker.execute(statement).fetchone()
-        assert row is not None
-        assert {**row[0], "model_id": "…"} == document
+        assert {**value_of(asker, statement), "model_id": "…"} == document
     assert (asker.execute(examples).fetchone() or [{}])[0]["is_sql_valid"] is True
     assert "born >= DATE '2026-01-01'" in model.asked[-1]["messages"][1]["content"]
     text = (asker.execute(tables).fetchone() or [""])[0]

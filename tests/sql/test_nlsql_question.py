@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.schema import SqlModel, ask, metadata
 from support.stores import error, warnings_of
 
@@ -35,9 +35,7 @@ def test_a_question_becomes_a_statement_and_its_rows(model: SqlModel, shop: Conn
 
 def test_the_procedure_gives_the_same(model: SqlModel, shop: Connection, asker: Connection) -> None:
     model.writes("SELECT 1 FROM shop.orders LIMIT 1")
-    row = asker.execute("CALL nl_sql('q', NULL, '{\"max_rows\": 5}')").fetchone()
-    assert row is not None
-    assert row[0] == ask(asker, "q", max_rows=5)
+    assert value_of(asker, "CALL nl_sql('q', NULL, '{\"max_rows\": 5}')") == ask(asker, "q", max_rows=5)
 
 
 def test_without_executing(model: SqlModel, shop: Connection, asker: Connection) -> None:

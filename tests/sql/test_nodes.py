@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.documents_server import DocumentsServer
 from support.loading import counts, load, write
 from support.models_server import ModelsServer, embedding
@@ -494,11 +494,10 @@ def test_each_text_is_read_a_few_times_in_however_many_batches(db: Database, own
     # what a session has read is in the statistics once it has ended
     while owner.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchone():
         time.sleep(0.01)
-    read = owner.execute(
-        "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relid = 'docs'::regclass"
-    ).fetchone()
-    assert read is not None
-    assert 4000 <= read[0] < 8 * 4000
+    read = value_of(
+        owner, "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relid = 'docs'::regclass"
+    )
+    assert 4000 <= read < 8 * 4000
 
 
 @pytest.mark.parametrize("parent", ["segment", "document"])

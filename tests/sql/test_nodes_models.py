@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.nodes import create, nodes, refresh
 from support.scripted import MODEL, Script
 from support.stores import create_store, error, fake_embedding, insert, search
@@ -95,11 +95,11 @@ def test_context_stands_before_the_text_that_is_embedded_and_indexed(store: Conn
     script.answer = {"context": "From the chapter on birds."}
     create(store, "context", transform="context", model_id=MODEL)
     assert nodes(store, "context")[1, 2] == ["From the chapter on birds.\n\nLoons call at night."]
-    vector = store.execute(
-        "SELECT node_embedding::real[] FROM docs_context WHERE (document_id, segment_number, node_number) = (1, 2, 1)"
-    ).fetchone()
-    assert vector is not None
-    assert vector[0] == pytest.approx(fake_embedding("From the chapter on birds.\n\nLoons call at night."), abs=1e-6)
+    vector = value_of(
+        store,
+        "SELECT node_embedding::real[] FROM docs_context WHERE (document_id, segment_number, node_number) = (1, 2, 1)",
+    )
+    assert vector == pytest.approx(fake_embedding("From the chapter on birds.\n\nLoons call at night."), abs=1e-6)
     prompt = next(
         body["messages"][-1]["content"]
         for body in script.requests

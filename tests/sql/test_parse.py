@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.cluster import Connection
+from support.cluster import Connection, value_of
 from support.metrics import METRICS
 from support.option_cases import Option, Raw, dumps, fitting, read, refused
 from support.stores import create_store, error
@@ -16,9 +16,7 @@ from support.stores import create_store, error
 
 def parse(connection: Connection, routine: str, options: Any) -> Any:
     text = options if isinstance(options, str) and not isinstance(options, Raw) else dumps(options)
-    row = connection.execute("SELECT ml_rag.parse_options(%s, %s)", (routine, text)).fetchone()
-    assert row is not None
-    return row[0]
+    return value_of(connection, "SELECT ml_rag.parse_options(%s, %s)", (routine, text))
 
 
 @pytest.fixture(scope="module")

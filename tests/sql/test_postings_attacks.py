@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 
 from ml_rag.backend.keyword import TIES
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.keywords import SCORES, enable, keyword_store, runs, search, waiting
 from support.stores import error
 
@@ -264,9 +264,8 @@ def test_an_index_is_made_of_the_rows_of_the_table_alone(attacker: Connection) -
         {"store": "ml_rag.setting_value"},
         {"store": None},
     ):
-        found = attacker.execute(call, (json.dumps({**described, "store": oid[0], **change}),)).fetchone()
-        assert found is not None
-        assert found[0] is not None, change
+        found = value_of(attacker, call, (json.dumps({**described, "store": oid[0], **change}),))
+        assert found is not None, change
     assert attacker.execute("SELECT count(*) FROM ml_rag.keyword_index").fetchone() == (0,)
 
 

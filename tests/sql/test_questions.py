@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.stores import create_store, error, fake_embedding
 
 STORE = [("a.txt", 1, 1, "apples are red", None), ("b.txt", 2, 1, "the sky is blue", None)]
@@ -21,9 +21,7 @@ def asker_with_store(owner: Connection, asker: Connection) -> Connection:
 
 
 def evaluate(connection: Connection, questions: str, **options: Any) -> Any:
-    row = connection.execute("SELECT ml_rag_evaluate(%s, %s)", (questions, json.dumps(options))).fetchone()
-    assert row is not None
-    return row[0]
+    return value_of(connection, "SELECT ml_rag_evaluate(%s, %s)", (questions, json.dumps(options)))
 
 
 def asked(connection: Connection, run: Any) -> list[tuple[str, str]]:

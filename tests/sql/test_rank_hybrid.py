@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from support.cluster import Connection
+from support.cluster import Connection, value_of
 from support.models_server import ModelsServer
 from support.ranking import rank, rows
 from support.stores import create_store, fake_embedding, search
@@ -87,14 +87,14 @@ def test_hybrid_compares_chinese_by_pairs_of_characters(module_asker: Connection
 
 def test_a_query_without_words_leaves_it_to_the_similarity(module_asker: Connection) -> None:
     texts = ["the who sang", "bananas"]
-    similarities = module_asker.execute(
+    similarities = value_of(
+        module_asker,
         "SELECT ARRAY(SELECT greatest(0, 1 - (ml_rag.embed(t, m, 'document') <=> ml_rag.embed('the who', m, 'query')))"
         " FROM unnest(%s::text[]) AS t) FROM ml_rag._get_setting('embed_model_id') AS m",
         (texts,),
-    ).fetchone()
-    assert similarities is not None
-    assert hybrid(module_asker, "the who", texts, "english") == pytest.approx(similarities[0], abs=1e-9)
-    assert hybrid(module_asker, "the who", texts, "simple") != pytest.approx(similarities[0], abs=1e-3)
+    )
+    assert hybrid(module_asker, "the who", texts, "english") == pytest.approx(similarities, abs=1e-9)
+    assert hybrid(module_asker, "the who", texts, "simple") != pytest.approx(similarities, abs=1e-3)
     assert all(0 <= score <= 1 for score in hybrid(module_asker, "🙂 !!", texts))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support import interrupts
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.scripted import MODEL, Script
 from support.scripted import module_script as script
 from support.stores import Row, answer, create_store, error, fake_embedding, search, warnings_of
@@ -37,9 +37,7 @@ def birds(module_db: Database, script: Script) -> Connection:
 
 
 def rewrite(connection: Connection, question: str | None, **options: Any) -> Any:
-    row = connection.execute("SELECT ml_rag.rewrite(%s, %s)", (question, json.dumps(options))).fetchone()
-    assert row is not None
-    return row[0]
+    return value_of(connection, "SELECT ml_rag.rewrite(%s, %s)", (question, json.dumps(options)))
 
 
 def query_of(connection: Connection, question: str, query: dict[str, Any], **options: Any) -> Any:
@@ -492,10 +490,10 @@ def test_tables_of_questions_take_query_options(module_db: Database, birds: Conn
     owner.execute("CALL ml_rag_table('public.asked.question', 'public.asked.answer', %s)", (json.dumps(options),))
     rows = owner.execute("SELECT answer::jsonb #>> '{retrieval_info,query,question}' FROM asked ORDER BY id").fetchall()
     assert rows == [("gull",), ("gull",)]
-    evaluated = owner.execute(
+    evaluated = value_of(
+        owner,
         "SELECT ml_rag_evaluate('SELECT id, question FROM asked', %s)",
         (json.dumps({"options": {"query_options": options["query_options"]}, "keep": False}),),
-    ).fetchone()
-    assert evaluated is not None
-    assert evaluated[0]["errors"] == {}
-    assert "rewrite" in evaluated[0]["latency"]
+    )
+    assert evaluated["errors"] == {}
+    assert "rewrite" in evaluated["latency"]

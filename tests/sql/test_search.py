@@ -8,7 +8,7 @@ import pytest
 from psycopg import sql
 
 from support import reference
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.metrics import METRICS
 from support.searching import INDEXES, create_large_store, create_partitioned, load, plan_of, random_segments
 from support.stores import as_text, create_store, error, retrieve, search
@@ -67,12 +67,13 @@ def test_very_many_ties_go_by_name_and_are_not_all_fetched(owner: Connection, as
     search(asker, "q", {**options, "n_citations": 1})
 
     def peak_kilobytes() -> int:
-        row = owner.execute(
-            "SELECT substring(pg_read_file(format('/proc/%%s/status', %s::int)) FROM 'VmHWM:\\s+(\\d+)')::integer",
-            (asker.info.backend_pid,),
-        ).fetchone()
-        assert row is not None
-        return int(row[0])
+        return int(
+            value_of(
+                owner,
+                "SELECT substring(pg_read_file(format('/proc/%%s/status', %s::int)) FROM 'VmHWM:\\s+(\\d+)')::integer",
+                (asker.info.backend_pid,),
+            )
+        )
 
     before = peak_kilobytes()
     rows = search(asker, "q", options)

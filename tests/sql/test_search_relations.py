@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg import sql
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.searching import INDEXES, create_large_store, create_partitioned, plan_of
 from support.stores import create_store, error, grant, insert, mark, marker, names, retrieve, search
 
@@ -235,9 +235,8 @@ def test_names_that_need_quoting(owner: Connection, asker: Connection, schema: s
         "segment_embedding": columns[3],
         "document_id": columns[4],
     }
-    quoted = owner.execute("SELECT format('%%I.%%I', %s::text, %s::text)", (schema, table)).fetchone()
-    assert quoted is not None
-    for spelled in (f"{schema}.{table}", table, quoted[0]):
+    quoted = value_of(owner, "SELECT format('%%I.%%I', %s::text, %s::text)", (schema, table))
+    for spelled in (f"{schema}.{table}", table, quoted):
         document = retrieve(
             asker,
             (1, 0, 0),
@@ -248,7 +247,7 @@ def test_names_that_need_quoting(owner: Connection, asker: Connection, schema: s
             retrieval_options={},
         )
         assert document["citations"] == [{"segment": "one\ntwo", "distance": 0, "document_name": "it's"}]
-        assert document["vector_store"] == [quoted[0] if "." in schema else f"{schema}.{table}"]
+        assert document["vector_store"] == [quoted if "." in schema else f"{schema}.{table}"]
 
 
 def test_two_stores_whose_names_read_the_same_are_kept_apart(owner: Connection, asker: Connection) -> None:

@@ -17,7 +17,7 @@ from psycopg import sql
 
 import ml_rag
 from support.citus import without_citus
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.loading import loader_role, rows
 from support.partitions import CALLS, both, fill, send, words
 from support.processes import Background, wait_until
@@ -534,8 +534,7 @@ def test_a_table_is_one_shard_only(shard: list[Shard], loader: Connection, owner
         with error("55000", f'server "{shard[0].server}" is a shard of "public.four" already', '"table_name"'):
             attach(loader, "four", partition, shard[0], "a")
     # another server of the same address is the same one
-    role = loader.execute("SELECT quote_ident(current_user)").fetchone()
-    assert role is not None
+    role = value_of(loader, "SELECT quote_ident(current_user)")
     (options,) = owner.execute(
         "SELECT string_agg(format('%%I %%L', o.option_name, o.option_value), ', ') FROM pg_foreign_server AS s,"
         " pg_options_to_table(s.srvoptions) AS o WHERE s.srvname = %s",
@@ -543,7 +542,7 @@ def test_a_table_is_one_shard_only(shard: list[Shard], loader: Connection, owner
     ).fetchone() or ("",)
     owner.execute(
         f"CREATE SERVER twin FOREIGN DATA WRAPPER postgres_fdw OPTIONS ({options});"
-        f"GRANT USAGE ON FOREIGN SERVER twin TO {role[0]}".encode()
+        f"GRANT USAGE ON FOREIGN SERVER twin TO {role}".encode()
     )
     with error("55000", 'server "twin" is a shard of "public.four" already'):
         loader.execute("SELECT ml_rag.attach_shard('four', 'twin', '{\"partition\": 1, \"table_name\": \"a\"}')")

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.hostile_server import embeddings, hostile, reply, silent
 from support.models_server import ModelsServer
 from support.stores import error, fake_embedding, mark, marker, names, warnings_of
@@ -114,9 +114,7 @@ def test_rag_table_writes_the_answer_document_of_each_row(texts: Connection) -> 
     assert list(answers[4]) == ["error"]
     assert "22023" in answers[4]["error"]
     for number, text in ((1, "one two"), (3, "three"), (5, "five six")):
-        single = texts.execute("SELECT ml_rag_answer(%s, '{\"n_citations\": 1}')", (text,)).fetchone()
-        assert single is not None
-        assert answers[number] == single[0]
+        assert answers[number] == value_of(texts, "SELECT ml_rag_answer(%s, '{\"n_citations\": 1}')", (text,))
 
 
 def test_rows_that_have_a_result_are_left_alone_and_failed_ones_tried_again(texts: Connection) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.cluster import Connection
+from support.cluster import Connection, value_of
 from support.stores import answer, create_store, error
 
 DIMENSIONS = 16
@@ -45,12 +45,12 @@ def tune(connection: Connection, **options: Any) -> list[dict[str, Any]]:
 
 
 def marker(owner: Connection) -> dict[str, str]:
-    row = owner.execute(
+    found = value_of(
+        owner,
         "SELECT col_description('docs'::regclass, attnum) FROM pg_attribute"
-        " WHERE attrelid = 'docs'::regclass AND attname = 'segment_embedding'"
-    ).fetchone()
-    assert row is not None
-    return dict(entry.split("=") for entry in row[0].removeprefix("GENAI_OPTIONS=").split(","))
+        " WHERE attrelid = 'docs'::regclass AND attname = 'segment_embedding'",
+    )
+    return dict(entry.split("=") for entry in found.removeprefix("GENAI_OPTIONS=").split(","))
 
 
 def explained(connection: Connection, **options: Any) -> dict[str, Any]:

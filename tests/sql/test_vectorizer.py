@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.embeddings import triggers
 from support.loading import rows
 from support.models_server import ModelsServer
@@ -351,9 +351,7 @@ def test_a_text_that_is_far_too_long_is_not_read(
 def peak(session: Connection) -> int:
     """The most memory that a session has had, in kB."""
     read = f"SELECT substring(pg_read_file('/proc/{session.info.backend_pid}/status') FROM 'VmHWM:\\s+(\\d+)')::integer"
-    row = session.execute(read.encode()).fetchone()
-    assert row is not None
-    n: int = row[0]
+    n: int = value_of(session, read.encode())
     return n
 
 
@@ -381,11 +379,10 @@ def test_attempts_become_rare(items: Connection) -> None:
     waits = []
     for _ in range(14):
         run(items)
-        row = items.execute(
-            "SELECT extract(epoch FROM next_attempt - failed_at) / 60, attempts FROM ml_rag.vectorizer_error"
-        ).fetchone()
-        assert row is not None
-        waits.append(int(row[0]))
+        found = value_of(
+            items, "SELECT extract(epoch FROM next_attempt - failed_at) / 60, attempts FROM ml_rag.vectorizer_error"
+        )
+        waits.append(int(found))
         assert items.execute("SELECT ml_rag.retry_vectorizer('items')").fetchone() == (1,)
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1440, 1440, 1440]
     items.execute("UPDATE items SET name = '!nan again' WHERE id = 4")
@@ -479,9 +476,7 @@ def test_texts_that_the_model_cuts_are_told_and_counted(owner: Connection) -> No
     """fake-embed takes in 256 words."""
 
     def cut() -> int:
-        row = owner.execute("SELECT truncated FROM ml_rag.vectorizer WHERE relation = 'items'::regclass").fetchone()
-        assert row is not None
-        n: int = row[0]
+        n: int = value_of(owner, "SELECT truncated FROM ml_rag.vectorizer WHERE relation = 'items'::regclass")
         return n
 
     owner.execute(ITEMS)

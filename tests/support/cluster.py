@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -17,6 +17,14 @@ from psycopg.conninfo import make_conninfo
 from support.reuse import Keeper, reset
 
 Connection = psycopg.Connection[Any]
+
+
+def value_of(connection: Connection, query: LiteralString | bytes | sql.Composable, values: Any = None) -> Any:
+    """The first value of a statement's first row, which it must have."""
+    row = connection.execute(query, values).fetchone()
+    assert row is not None
+    return row[0]
+
 
 #: role -> what it is a member of. `asker` and `tenant` may ask; `stranger` may nothing
 ROLES = {"asker": "ml_rag_user", "tenant": "ml_rag_user", "stranger": None}

@@ -11,7 +11,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from support import hostile_server
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.hostile_server import HostileServer, hostile
 
 UNIT = [1.0, 0.0, 0.0]
@@ -19,11 +19,8 @@ UNIT = [1.0, 0.0, 0.0]
 
 def embed(connection: Connection, text: str | None = "hello", **options: Any) -> list[float]:
     """``ml_embed_row``'s vector."""
-    row = connection.execute(
-        "SELECT ml_embed_row(%s, %s)::text", (text, Jsonb(options) if options else None)
-    ).fetchone()
-    assert row is not None
-    return [float(x) for x in row[0].strip("[]").split(",")]
+    found = value_of(connection, "SELECT ml_embed_row(%s, %s)::text", (text, Jsonb(options) if options else None))
+    return [float(x) for x in found.strip("[]").split(",")]
 
 
 @pytest.fixture

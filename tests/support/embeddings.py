@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from support.cluster import Connection
+from support.cluster import Connection, value_of
 from support.models_server import ModelsServer, embedding
 from support.stores import create_store, fake_embedding, ident
 
@@ -38,17 +38,13 @@ def add(
     if model is not None:
         options["embed_model_id"] = model
     statement = "CALL ml_rag.add_embedding(%s, %s, %s)"
-    row = connection.execute(statement, (store, name, json.dumps(options))).fetchone()
-    assert row is not None
-    result: dict[str, Any] = row[0]
+    result: dict[str, Any] = value_of(connection, statement, (store, name, json.dumps(options)))
     return result
 
 
 def use(connection: Connection, name: str, store: str = "docs") -> str:
     """``ml_rag.use_embedding``: the name of the former default."""
-    row = connection.execute("SELECT ml_rag.use_embedding(%s, %s)", (store, name)).fetchone()
-    assert row is not None
-    former: str = row[0]
+    former: str = value_of(connection, "SELECT ml_rag.use_embedding(%s, %s)", (store, name))
     return former
 
 
@@ -93,12 +89,11 @@ def columns(connection: Connection, store: str = "docs") -> list[str]:
 
 
 def comment_on(connection: Connection, store: str = "docs", column: str = "segment_embedding") -> str | None:
-    row = connection.execute(
+    comment: str | None = value_of(
+        connection,
         "SELECT col_description(attrelid, attnum) FROM pg_attribute WHERE attrelid = %s::regclass AND attname = %s",
         (store, column),
-    ).fetchone()
-    assert row is not None
-    comment: str | None = row[0]
+    )
     return comment
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from psycopg import sql
 
 from ml_rag.backend import runs
-from support.cluster import Connection
+from support.cluster import Connection, value_of
 from support.keywords import assert_scores, documents
 from support.processes import wait_until
 from support.stores import answer, ident
@@ -89,9 +89,7 @@ def orphans(connection: Connection) -> int:
     one += "SELECT FROM ml_rag_internal.keyword_store AS s"
     one += " JOIN pg_class AS c ON c.oid = s.store WHERE s.store = i.store)"
     query = "SELECT sum(n) FROM (" + " UNION ALL ".join(one.format(t) for t in tables) + ") AS u"
-    row = connection.execute(query).fetchone()
-    assert row is not None
-    return int(row[0])
+    return int(value_of(connection, query))
 
 
 def _configuration(connection: Connection, store: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.documents_server import DocumentsServer
 from support.hostile_server import hostile
 
@@ -74,11 +74,9 @@ def write(folder: Path, **files: str) -> None:
 
 def load(connection: Connection, uri: Any, options: Any = None) -> dict[str, Any]:
     """``vector_store_load``'s result."""
-    row = connection.execute(
-        "CALL vector_store_load(%s, %s)", (str(uri), None if options is None else json.dumps(options))
-    ).fetchone()
-    assert row is not None
-    result: dict[str, Any] = row[0]
+    result: dict[str, Any] = value_of(
+        connection, "CALL vector_store_load(%s, %s)", (str(uri), None if options is None else json.dumps(options))
+    )
     return result
 
 

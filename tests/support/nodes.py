@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from support.cluster import Connection
+from support.cluster import Connection, value_of
 
 
 def create(connection: Connection, name: str, store: str = "docs", **options: Any) -> dict[str, Any]:
     """``ml_rag.create_node_group``'s result."""
     query = "CALL ml_rag.create_node_group(%s, %s, %s)"
-    row = connection.execute(query, (store, name, json.dumps(options))).fetchone()
-    assert row is not None
-    result: dict[str, Any] = row[0]
+    result: dict[str, Any] = value_of(connection, query, (store, name, json.dumps(options)))
     return result
 
 
 def refresh(connection: Connection, store: str = "docs", **options: Any) -> dict[str, Any]:
     """``ml_rag.refresh_node_groups``'s result."""
-    row = connection.execute("CALL ml_rag.refresh_node_groups(%s, %s)", (store, json.dumps(options))).fetchone()
-    assert row is not None
-    result: dict[str, Any] = row[0]
+    result: dict[str, Any] = value_of(
+        connection, "CALL ml_rag.refresh_node_groups(%s, %s)", (store, json.dumps(options))
+    )
     return result
 
 

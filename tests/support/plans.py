@@ -7,7 +7,7 @@ from typing import Any
 
 from psycopg import sql
 
-from support.cluster import Connection
+from support.cluster import Connection, value_of
 
 #: what differs from one time to the next by itself, such as the pages of the catalogue and hints in them (WAL)
 NOISE = re.compile(r"Time|WAL|Blocks|Planning|Triggers|Sort Space|Memory|Heap Fetches")
@@ -30,6 +30,4 @@ def plan(connection: Connection, statement: Any, *, pages: bool = False) -> Any:
 
 def _explained(connection: Connection, statement: Any) -> Any:
     options = "ANALYZE, VERBOSE, COSTS, SETTINGS, BUFFERS, WAL, TIMING OFF, SUMMARY OFF, FORMAT JSON"
-    found = connection.execute(sql.SQL(f"EXPLAIN ({options}) {{}}").format(sql.SQL(statement))).fetchone()
-    assert found is not None
-    return found[0][0]
+    return value_of(connection, sql.SQL(f"EXPLAIN ({options}) {{}}").format(sql.SQL(statement)))[0]

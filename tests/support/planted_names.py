@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.cluster import Cluster, Connection, Database
+from support.cluster import Cluster, Connection, Database, value_of
 
 SOURCES = Path(__file__).parents[2] / "sql"
 #: an overload that runs counts, in spite of a rollback, and ends the statement
@@ -111,18 +111,17 @@ def plant(owner: Connection) -> int:
                     yield f"CREATE FUNCTION {signature} LANGUAGE plpgsql {_BODY}"
 
     _run_all(owner, itertools.chain(operators(), functions()))
-    row = owner.execute(
-        "SELECT (SELECT count(*) FROM pg_operator WHERE oprowner = current_user::regrole)"
-        " + (SELECT count(*) FROM pg_proc WHERE proowner = current_user::regrole)"
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
+    return int(
+        value_of(
+            owner,
+            "SELECT (SELECT count(*) FROM pg_operator WHERE oprowner = current_user::regrole)"
+            " + (SELECT count(*) FROM pg_proc WHERE proowner = current_user::regrole)",
+        )
+    )
 
 
 def ran(admin: Connection) -> bool:
-    row = admin.execute("SELECT is_called FROM public.ran").fetchone()
-    assert row is not None
-    return bool(row[0])
+    return bool(value_of(admin, "SELECT is_called FROM public.ran"))
 
 
 @contextlib.contextmanager

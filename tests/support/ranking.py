@@ -7,17 +7,15 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from support.cluster import Connection
+from support.cluster import Connection, value_of
 
 
 def rank(connection: Connection, query: str | None, records: Any, options: Any = None) -> Any:
     """``ml_rank``'s document."""
     records = records if isinstance(records, str) or records is None else json.dumps(records)
-    row = connection.execute(
-        "SELECT ml_rank(%s, %s, %s)", (query, records, None if options is None else Jsonb(options))
-    ).fetchone()
-    assert row is not None
-    return row[0]
+    return value_of(
+        connection, "SELECT ml_rank(%s, %s, %s)", (query, records, None if options is None else Jsonb(options))
+    )
 
 
 def rows(connection: Connection, query: str | None, ids: Any, texts: Any, options: Any = None) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.cluster import Connection
+from support.cluster import Connection, value_of
 from support.hostile_server import completion, embeddings, hostile, reply
 from support.stores import fake_embedding
 
@@ -110,15 +110,12 @@ def shop(owner: Connection) -> Connection:
 
 def metadata(connection: Connection, question: str = "what", **options: Any) -> str:
     """Calls ml_retrieve_schema_metadata."""
-    row = connection.execute("SELECT ml_retrieve_schema_metadata(%s, %s)", (question, json.dumps(options))).fetchone()
-    assert row is not None
-    assert isinstance(row[0], str)
-    return row[0]
+    found = value_of(connection, "SELECT ml_retrieve_schema_metadata(%s, %s)", (question, json.dumps(options)))
+    assert isinstance(found, str)
+    return found
 
 
 def ask(connection: Connection, question: str = "what", **options: Any) -> dict[str, Any]:
     """Calls ml_nl_sql."""
-    row = connection.execute("SELECT ml_nl_sql(%s, %s)", (question, json.dumps(options))).fetchone()
-    assert row is not None
-    found: dict[str, Any] = row[0]
+    found: dict[str, Any] = value_of(connection, "SELECT ml_nl_sql(%s, %s)", (question, json.dumps(options)))
     return found

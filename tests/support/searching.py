@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from support.cluster import Connection
+from support.cluster import Connection, value_of
 from support.reference import Segment
 from support.stores import create_store, grant, mark, search
 
@@ -79,11 +79,10 @@ def plan_of(
 ) -> str:
     """The plan of a search by meaning of a store, under the settings that ml_rag runs it with."""
     options = {"vector_store": [store], "distance_metric": metric, "n_citations": 10, **(options or {})}
-    row = connection.execute(
-        "SELECT ml_rag.statement('q', %s)", (json.dumps({"query_embedding": [1, 0, 0], **options}),)
-    ).fetchone()
-    assert row is not None
-    settings, statement = row[0].split("\n", 1)
+    found = value_of(
+        connection, "SELECT ml_rag.statement('q', %s)", (json.dumps({"query_embedding": [1, 0, 0], **options}),)
+    )
+    settings, statement = found.split("\n", 1)
     with connection.transaction():
         for name, value in re.findall(r"SET (\S+) = ([^;]+);", settings):
             connection.execute(f"SET LOCAL {name} = {value}".encode())

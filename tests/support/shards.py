@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.private_cluster import PrivateCluster, private_cluster
 from support.reuse import reset
 
@@ -125,8 +125,6 @@ def make_shard(shard: Shard, *names: str) -> None:
 def attach(connection: Connection, store: str, partition: int, shard: Shard, name: str | None = None) -> str:
     """Move a partition; the foreign table."""
     options = {"partition": partition, "table_name": name or store}
-    row = connection.execute(
-        "SELECT ml_rag.attach_shard(%s, %s, %s)::text", (store, shard.server, json.dumps(options))
-    ).fetchone()
-    assert row is not None
-    return str(row[0])
+    return str(
+        value_of(connection, "SELECT ml_rag.attach_shard(%s, %s, %s)::text", (store, shard.server, json.dumps(options)))
+    )

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.invariants import (
     Answers,
     ask_all,
@@ -150,9 +150,7 @@ class Gate:
         """Until somebody stands before it; that session's process."""
         query = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = %s AND NOT granted"
         wait_until(lambda: self._keeper.execute(query, (self._KEY,)).fetchone(), 30)
-        row = self._keeper.execute(query, (self._KEY,)).fetchone()
-        assert row is not None
-        return int(row[0])
+        return int(value_of(self._keeper, query, (self._KEY,)))
 
     def open(self) -> None:
         self._keeper.execute("SELECT pg_advisory_unlock(%s)", (self._KEY,))

@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from support.cluster import Connection
+from support.cluster import Connection, value_of
 
 Row = tuple[str, int, int, str | None, Sequence[float] | None]
 
@@ -100,9 +100,7 @@ def as_text(embedding: Sequence[float]) -> str:
 
 def answer(connection: Connection, query: str | None, options: Any = None) -> Any:
     """``ml_rag_answer``'s document."""
-    row = connection.execute("SELECT ml_rag_answer(%s, %s)", (query, _options(options))).fetchone()
-    assert row is not None
-    return row[0]
+    return value_of(connection, "SELECT ml_rag_answer(%s, %s)", (query, _options(options)))
 
 
 def search(connection: Connection, query: str | None, options: Any = None) -> list[Any]:

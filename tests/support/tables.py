@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from support.cluster import Connection
+from support.cluster import Connection, value_of
 from support.stores import create_store, fake_embedding
 
 ROUTINES = ["ml_rag_table", "ml_generate_table", "ml_embed_table"]
@@ -13,9 +13,9 @@ ROUTINES = ["ml_rag_table", "ml_generate_table", "ml_embed_table"]
 
 def call(connection: Connection, routine: str, source: str, target: str, options: Any = None) -> dict[str, Any]:
     statement = f"CALL {routine}(%s, %s, %s)"
-    row = connection.execute(statement, (source, target, None if options is None else json.dumps(options))).fetchone()
-    assert row is not None
-    result: dict[str, Any] = row[0]
+    result: dict[str, Any] = value_of(
+        connection, statement, (source, target, None if options is None else json.dumps(options))
+    )
     return result
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.cluster import Connection
+from support.cluster import Connection, value_of
 from support.models_server import ModelsServer, embedding
 
 ITEMS = "CREATE TABLE items (id integer PRIMARY KEY, name text, notes text, price numeric)"
@@ -35,18 +35,12 @@ def create(connection: Connection, relation: str = "items", columns: Any = COLUM
 
 def run(connection: Connection, relation: str = "items", **options: Any) -> dict[str, Any]:
     """``ml_rag.run_vectorizer``'s result."""
-    row = connection.execute("CALL ml_rag.run_vectorizer(%s, %s)", (relation, json.dumps(options))).fetchone()
-    assert row is not None
-    result: dict[str, Any] = row[0]
+    result: dict[str, Any] = value_of(connection, "CALL ml_rag.run_vectorizer(%s, %s)", (relation, json.dumps(options)))
     return result
 
 
 def pending(connection: Connection, relation: str = "items") -> int:
-    row = connection.execute(
-        "SELECT pending FROM ml_rag.vectorizer WHERE relation = %s::regclass", (relation,)
-    ).fetchone()
-    assert row is not None
-    n: int = row[0]
+    n: int = value_of(connection, "SELECT pending FROM ml_rag.vectorizer WHERE relation = %s::regclass", (relation,))
     return n
 
 
