@@ -69,7 +69,7 @@ def parse_xls(_name: str, content: bytes, _request: Request) -> abc.Document:
     import xlrd  # type: ignore[import-untyped]
 
     try:
-        book = xlrd.open_workbook(file_contents=content, logfile=_Silent(), on_demand=True, ragged_rows=True)
+        book = xlrd.open_workbook(file_contents=content, on_demand=True, ragged_rows=True)
     except xlrd.XLRDError as error:
         if "encrypted" in str(error).lower():
             raise encrypted(str(error)) from error
@@ -92,16 +92,6 @@ def parse_xls(_name: str, content: bytes, _request: Request) -> abc.Document:
         sheets.append((sheet.name, list(_rows(cells))))
         book.unload_sheet(n)
     return document("xls", sheet_blocks(sheets), metadata(author=book.user_name))
-
-
-class _Silent:
-    """Where xlrd's remarks about odd files go."""
-
-    def write(self, _text: str) -> int:
-        return 0
-
-    def flush(self) -> None:
-        return None
 
 
 def _values(sheet: Any) -> Iterator[list[Any]]:
