@@ -13,7 +13,7 @@ from ml_rag import abc
 from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip, parse_xml
 from ml_rag.ingest.formats.common import Request, document
 from ml_rag.ingest.formats.html import html_blocks
-from ml_rag.ingest.formats.ooxml import MATH, diagram, formula, related
+from ml_rag.ingest.formats.ooxml import MATH, diagram, formula, related, run_of
 
 # mammoth knows headings; the title styles are left to the caller.
 _STYLES = """
@@ -101,14 +101,7 @@ def _without_such(archive: zipfile.ZipFile, content: bytes) -> bytes:
 def _replace(element: Any, lines: list[str]) -> None:
     """Lines of text in place of an element of a paragraph."""
     space = element.getroottree().getroot().tag.rpartition("}")[0] + "}"
-    run = element.makeelement(f"{space}r")
-    for number, line in enumerate(lines):
-        if number:
-            run.append(run.makeelement(f"{space}br"))
-        text = run.makeelement(f"{space}t")
-        text.text = line
-        run.append(text)
-    element.getparent().replace(element, run)
+    element.getparent().replace(element, run_of(lines, space, element))
 
 
 def _choose(entries: Any) -> None:
@@ -118,11 +111,7 @@ def _choose(entries: Any) -> None:
     chosen = next((one.get(f"{space}val", "") for one in entries.iter(f"{space}result", f"{space}default")), "0")
     run = next(entries.iterancestors(f"{space}r"), None)
     if run is not None and chosen.isdecimal() and int(chosen) < len(texts):
-        shown = run.makeelement(f"{space}r")
-        text = shown.makeelement(f"{space}t")
-        text.text = texts[int(chosen)]
-        shown.append(text)
-        run.addnext(shown)
+        run.addnext(run_of([texts[int(chosen)]], space, run))
 
 
 def _move_out(box: Any) -> None:

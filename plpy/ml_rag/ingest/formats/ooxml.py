@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import zipfile
+from collections.abc import Iterable
 from typing import Any
 
 from ml_rag.ingest.formats.archive import parse_xml
@@ -58,6 +59,18 @@ def formula(root: Any) -> str:
             end = _BETWEEN[parent]
         open_ones.append((end, sign, characters))
     return one_line("".join(found))
+
+
+def run_of(lines: Iterable[str], space: str, beside: Any) -> Any:
+    """Lines of text as an element of a paragraph of this namespace, for the tree of another element."""
+    run = beside.makeelement(f"{space}r")
+    for number, line in enumerate(lines):
+        if number:
+            run.append(run.makeelement(f"{space}br"))
+        text = run.makeelement(f"{space}t")
+        text.text = line
+        run.append(text)
+    return run
 
 
 def _character(element: Any, tag: str, name: str, otherwise: str) -> str:

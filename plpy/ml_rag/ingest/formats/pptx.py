@@ -10,7 +10,7 @@ from typing import Any
 from ml_rag import abc
 from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip
 from ml_rag.ingest.formats.common import Request, document, one_line, pipe_table
-from ml_rag.ingest.formats.ooxml import diagram, formula
+from ml_rag.ingest.formats.ooxml import diagram, formula, run_of
 from ml_rag.ingest.formats.running import running
 
 _MAX_GROUP_DEPTH = 100
@@ -65,11 +65,7 @@ def _choose(root: Any) -> None:
             choice.addprevious(one)
         choice.getparent().remove(choice)
     for one in list(root.iter("{http://schemas.microsoft.com/office/drawing/2010/main}m")):
-        run = one.makeelement(f"{_DRAWING}r")
-        text = run.makeelement(f"{_DRAWING}t")
-        text.text = formula(one)
-        run.append(text)
-        one.getparent().replace(one, run)
+        one.getparent().replace(one, run_of([formula(one)], _DRAWING, one))
 
 
 def _edges(slide: Any, height: int) -> list[str]:
