@@ -110,7 +110,9 @@ def _is_picture(media_type: str, name: str | None) -> bool:
 
 def _text(part: Any, language: str | None) -> str:
     payload = part.get_payload(decode=True)
-    text = _decode(payload if isinstance(payload, bytes) else b"", part.get_content_charset(), language)
+    data = payload if isinstance(payload, bytes) else b""
+    text = decode_as(data, part.get_content_charset() or "utf-8")
+    text = decode(data, language) if text is None else text
     return html_to_markdown(text) if part.get_content_type() == "text/html" else text
 
 
@@ -122,11 +124,6 @@ def _header(message: Any, key: str) -> str:
         return one_line(message.get(key, ""))
     except (ValueError, IndexError, AttributeError, TypeError, RecursionError):  # the parser of odd headers has gaps
         return raw
-
-
-def _decode(data: bytes, charset: str | None, language: str | None) -> str:
-    text = decode_as(data, charset or "utf-8")
-    return decode(data, language) if text is None else text
 
 
 def parse_msg(_name: str, content: bytes, request: Request) -> abc.Document:
