@@ -9,6 +9,7 @@ import queue
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass, field
@@ -57,25 +58,21 @@ _KEPT = (
 class Tally:
     """What has become of the documents so far."""
 
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     segments: int = 0
     failed: list[dict[str, Any]] = field(default_factory=list)
     incomplete: list[dict[str, Any]] = field(default_factory=list)
     lost: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
-        for name, n in other.counts.items():
-            self.count(name, n)
+        self.counts.update(other.counts)
         self.segments += other.segments
         self.failed += other.failed
         self.incomplete += other.incomplete
         self.lost += other.lost
 
-    def count(self, name: str, n: int = 1) -> None:
-        self.counts[name] = self.counts.get(name, 0) + n
-
     def fail(self, path: str, error: MlRagError) -> None:
-        self.count("failed")
+        self.counts["failed"] += 1
         failure = {"document_name": path, "error": error.message, "detail": error.detail, "hint": error.hint}
         self.failed.append(failure)
 
@@ -179,7 +176,7 @@ class Client:
         """Send the files of a batch that the store lacks or has another version of."""
         tally = Tally()
         unread = source.unread(self, batch)
-        tally.count("unchanged", len(unread))
+        tally.counts["unchanged"] += len(unread)
         found: dict[str, files.File] = {}
         length = 0
         for path in batch:
@@ -203,14 +200,14 @@ class Client:
         tally = Tally()
         for name in self.unchanged({name: hashlib.sha256(file.content).hexdigest() for name, file in found.items()}):
             del found[name]
-            tally.count("unchanged")
+            tally.counts["unchanged"] += 1
         if found:
             options = {**self._options_of(found), "file_dates": [file.dates for file in found.values()]}
             contents = [file.content for file in found.values()]
             query = "SELECT ml_rag.load_documents(%s, %s, %b, %s)"
             result = self._values(query, list(found), contents, Jsonb(options))[0]
             told = (result[key] for key in ("segments", "failed", "incomplete", "lost"))
-            tally.add(Tally(result["documents"], *told))
+            tally.add(Tally(Counter(result["documents"]), *told))
         return tally
 
     def remove(self, source: Folder | Remote) -> int:
@@ -314,9 +311,9 @@ def _run(clients: Sequence[Client], sources: Sequence[Folder | Remote], refresh:
             for batch, one in _load_side_by_side(clients, batches, source):
                 tally.add(one)
                 done += len(batch)
-                task.tell(done, n, failed=tally.counts.get("failed", 0), segments=tally.segments)
+                task.tell(done, n, failed=tally.counts["failed"], segments=tally.segments)
             if refresh and source.prefix is not None:
-                tally.count("removed", clients[0].remove(source))
+                tally.counts["removed"] += clients[0].remove(source)
     return tally
 
 
