@@ -27,11 +27,16 @@ if TYPE_CHECKING:
 
 #: folders whose files take long: first, so that no process of tests ends long after the others
 _LONG = {"faults", "fuzz", "models"}
+#: folders whose tests are marked with their names
+_MARKED = {"faults", "fuzz", "integrations"}
 #: bytes of memory that clusters are kept in, where there are so many
 _ROOM = 2 * 1024**3
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name in _MARKED:
+            item.add_marker(item.path.parent.name)
     items.sort(key=lambda item: _LONG.isdisjoint(item.path.parts))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +10,6 @@ from support import fuzzing
 
 #: libFuzzer takes a minute a target
 collect_ignore = [] if fuzzing.FULL else ["test_fuzz_libfuzzer.py"]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker("fuzz")
 
 
 def pytest_report_header() -> str:

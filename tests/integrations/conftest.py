@@ -38,13 +38,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: of a plugin that the suites of LangChain name")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker("integrations")
-
-
 @contextlib.contextmanager
 def login(db: Database, role: str) -> Iterator[str]:
     """A DSN as one of the roles of the tests, which may load meanwhile, and make tables in schema public."""
