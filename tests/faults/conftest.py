@@ -16,13 +16,6 @@ from support.site import CHUNKING, Gate, Site, write_corpus
 from support.supervised_server import SupervisedServer, supervised_server
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker("faults")
-
-
 @pytest.fixture(scope="session")
 def private(place: Path) -> Iterator[PrivateCluster]:
     with private_cluster(place) as cluster:
