@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from psycopg.conninfo import make_conninfo
 from ml_rag.integrations import chart, explore, marked, picture
 from ml_rag.integrations.journey import Candidates, Journey, searches
 from support.cluster import Database, value_of
+from support.processes import free_port, wait_for_port
 from support.served import explored
 from support.stores import create_store, fake_embedding
 
@@ -939,9 +939,7 @@ def test_in_a_real_browser(boats: str, tmp_path: Path, width: int, scheme: str) 
 @contextlib.contextmanager
 def started(dsn: str, *arguments: str) -> Iterator[str]:
     """The command itself, and the address that it prints."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [*ML_RAG, "explore", "--port", str(port), *arguments],
         env={**os.environ, "ML_RAG_DSN": dsn}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -949,11 +947,7 @@ def started(dsn: str, *arguments: str) -> Iterator[str]:
     try:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
-        for _ in range(300):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            assert process.poll() is None, process.stderr.read() if process.stderr else ""
-            time.sleep(0.1)
+        wait_for_port(port, process)
         yield url
     finally:
         process.terminate()

@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import ANY
@@ -22,6 +21,7 @@ from mcp_types import TextContent
 
 from ml_rag.integrations import mcp
 from support.cluster import Database, value_of
+from support.processes import free_port, wait_for_port
 from support.stores import create_store, fake_embedding
 
 MAIN = "import sys; sys.argv[0] = 'ml-rag'; from ml_rag.cli import main; main()"
@@ -403,17 +403,11 @@ async def test_over_stdin_and_stdout(boats: str) -> None:
 
 @contextlib.contextmanager
 def listening(dsn: str, main: str = MAIN) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-c", main, "mcp", "--http", "--port", str(port)]
     process = subprocess.Popen(command, env={**os.environ, "ML_RAG_DSN": dsn}, stderr=subprocess.PIPE, text=True)
     try:
-        for _ in range(300):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            assert process.poll() is None, process.stderr.read() if process.stderr else ""
-            time.sleep(0.1)
+        wait_for_port(port, process)
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
         process.terminate()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ import pytest
 from ml_rag.integrations.gateway import Config, chat, digest
 from ml_rag.integrations.gateway.refused import Refused
 from support.cluster import Database
-from support.processes import wait_until
+from support.processes import free_port, wait_until
 from support.served import gateway_of
 from support.servers import running_server
 from support.stores import create_store, fake_embedding
@@ -58,9 +57,7 @@ def page_of(tmp_path: Path, db: Database, asker_dsn: str, reachable_dir: Path) -
     config = Config({digest("token"): db.role("asker")}, models)
     server = reachable_dir / "open-webui.sock"
     db.connect().execute("SELECT ml_rag.configure('model_server', %s)", (f"unix:{server}",))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with (
         running_server(socket=server, config=MODELS),
         gateway_of(asker_dsn, config) as url,

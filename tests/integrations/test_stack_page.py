@@ -6,10 +6,8 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterator
 from importlib import metadata
@@ -25,6 +23,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ml_rag.integrations.gateway import Config, digest
 from support.cluster import Database
+from support.processes import free_port, wait_for_port
 from support.served import gateway_of
 from support.stores import create_store, fake_embedding
 
@@ -196,20 +195,13 @@ def test_the_line_of_a_chat_client(db: Database, reader: str, tmp_path: Path) ->
     entry = f"ml-rag gateway --new-token {db.role('asker')}"
     made = subprocess.run(command(entry, reader), capture_output=True, text=True, check=True, timeout=60)
     (tmp_path / "gateway.toml").write_text(made.stdout)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [*command(line("a chat client, by OpenAI's protocol"), reader), "--port", str(port)], cwd=tmp_path
     )
     try:
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=made.stderr.splitlines()[0], timeout=60)
-        for _ in range(300):
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                time.sleep(0.1)
+        wait_for_port(port, process)
         (model,) = client.models.list()
         answer = client.chat.completions.create(model=model.id, messages=[{"role": "user", "content": "boats"}])
         assert answer.choices[0].message.content

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from support.cluster import Database
+from support.processes import free_port
 from support.stores import create_store, fake_embedding
 
 #: in an environment of its own (mk/large_programs.sh)
@@ -79,9 +79,7 @@ def superset(tmp_path: Path, db: Database, asker_dsn: str) -> Iterator[Superset]
     (tmp_path / "config.py").write_text(CONFIG.format(folder=tmp_path))
     environment = {**os.environ, "SUPERSET_CONFIG_PATH": str(tmp_path / "config.py"), "SUPERSET_HOME": str(tmp_path)}
     environment["FLASK_APP"] = "superset"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     with (tmp_path / "log").open("w") as log:
         for command in (["db", "upgrade"], ["fab", "create-admin", *ADMIN], ["init"]):
             done = subprocess.run([SUPERSET, *command], env=environment, stdout=log, stderr=log, check=False)

@@ -21,7 +21,7 @@ from ml_rag.client.metrics_server import MOST
 from ml_rag.client.worker import LOOKING, Worker
 from support.cluster import Connection, Database
 from support.models_server import ModelsServer
-from support.processes import wait_until
+from support.processes import free_port, wait_until
 from support.vectorizers import ITEMS, assert_in_step, create, pending
 
 
@@ -145,13 +145,6 @@ def test_a_lost_connection_is_made_again(db: Database, items: Connection) -> Non
         _, said = process.communicate(timeout=10)
     assert "the database is not to be reached; again in 1 s" in said
     assert process.returncode == 0
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def test_metrics(db: Database, items: Connection) -> None:

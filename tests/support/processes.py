@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -46,6 +49,26 @@ def wait_until(condition: Callable[[], Any], seconds: float = 10) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def wait_for_port(port: int, process: subprocess.Popen[Any]) -> None:
+    """Until somebody listens at it, which comes before the process ends."""
+
+    def listens() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return True
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        return False
+
+    wait_until(listens, 30)
 
 
 def _status(pid: int) -> dict[str, str]:
