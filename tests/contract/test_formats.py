@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -17,8 +16,8 @@ from ml_rag.errors import DocumentError
 from ml_rag.ingest.parse import parse
 from ml_rag.ingest.split import chunking, split
 from ml_rag.ingest.units import Counter
+from support.shared_data import SHARED
 
-SHARED = Path(os.environ.get("ML_RAG_SHARED") or Path(__file__).parents[3] / "shared") / "data"
 FORMATS, NORTHWIND = SHARED / "formats", SHARED / "northwind"
 MAX_TOKENS = 256
 #: names in the manifest of formats that are called otherwise here; a feed is told from other XML

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import time
@@ -14,8 +13,9 @@ import pytest
 from ml_rag.abc import Document
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.parse import parse
+from support.shared_data import SHARED
 
-DOCS = Path(os.environ.get("ML_RAG_SHARED") or Path(__file__).parents[3] / "shared") / "data" / "formats" / "docs"
+DOCS = SHARED / "formats" / "docs"
 #: seconds of a processor that a damaged document may take; whole ones take less than half a second
 BOUND = 10.0
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
-from ml_rag.server.catalogue import load_catalogue, models_dir
+from support.real_model import need_models
 from support.servers import running_server
+from support.shared_data import SHARED
 
 MODEL = "all_minilm_l6_v2"
-SHARED = Path(os.environ.get("ML_RAG_SHARED", Path(__file__).resolve().parents[2].parent / "shared"))
-PDF = SHARED / "data" / "northwind" / "pdf"
+PDF = SHARED / "northwind" / "pdf"
 
 pytestmark = [
     pytest.mark.models,
@@ -29,12 +27,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    catalogue = load_catalogue()
-    entry, folder = catalogue.get(MODEL), models_dir(catalogue)
-    assert entry is not None
-    if reason := entry.missing(folder):
-        pytest.skip(f"{reason}; get it with: {entry.pull_command}")
-    with running_server(fake_models=False, models_dir=folder) as server:
+    with running_server(fake_models=False, models_dir=need_models(MODEL)) as server:
         transport = httpx.HTTPTransport(uds=str(server.socket))
         with httpx.Client(transport=transport, base_url="http://server", timeout=600) as client:
             yield client

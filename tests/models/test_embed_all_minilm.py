@@ -22,7 +22,8 @@ from ml_rag.server.engines import load_engine, onnx_embedder
 from ml_rag.server.engines import sentence_transformers as engine_module
 from ml_rag.server.engines.onnx_embedder import OnnxEmbedder, batches_by_length
 from ml_rag.server.pins import check_pins
-from support.sandboxing import eventually
+from support.processes import wait_until
+from support.real_model import need_models, never
 from support.servers import running_server
 
 pytestmark = [
@@ -43,16 +44,11 @@ TEXTS = [
 ]
 
 
-def never() -> bool:
-    return False
-
-
 @pytest.fixture(scope="module")
 def entry() -> ModelEntry:
+    need_models(MODEL)
     found = load_catalogue().get(MODEL)
     assert found is not None
-    if reason := found.missing(models_dir(load_catalogue())):
-        pytest.skip(f"{reason}; get it with: {found.pull_command}")
     return found
 
 
@@ -126,7 +122,7 @@ def test_threads_of_others_are_counted() -> None:
         assert busy.stdout is not None
         busy.stdout.readline()
         try:
-            assert eventually(lambda: onnx_embedder.others_running() >= 1)  # it may be held back now and then
+            wait_until(lambda: onnx_embedder.others_running() >= 1)  # it may be held back now and then
         finally:
             busy.kill()
 

@@ -16,6 +16,7 @@ import pytest
 from ml_rag.server.catalogue import ModelEntry, PypiSource, load_catalogue
 from ml_rag.server.engines import load_engine
 from ml_rag.server.pull import PullFailed, pull
+from support.real_model import never
 
 pytestmark = [pytest.mark.models, pytest.mark.filterwarnings("ignore")]
 
@@ -37,10 +38,6 @@ texts = json.load(sys.stdin)
 engine = E5()
 np.save(sys.argv[1], np.concatenate([engine.passage(texts), engine.query(texts)]))
 """
-
-
-def never() -> bool:
-    return False
 
 
 @pytest.fixture(scope="module")

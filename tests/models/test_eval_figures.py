@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +19,9 @@ from ml_rag.client import datasets
 from ml_rag.client.evaluation import ARMS, Evaluation
 from support.cluster import Cluster, Connection, value_of
 from support.real_model import need_models, need_own_machine
+from support.shared_data import SHARED
 
-SHARED = Path(os.environ.get("ML_RAG_SHARED") or Path(__file__).resolve().parents[3] / "shared")
-NORTHWIND = SHARED / "data" / "northwind"
+NORTHWIND = SHARED / "northwind"
 
 pytestmark = [
     pytest.mark.models,
@@ -39,7 +38,7 @@ def measured(cluster: Cluster, reachable_dir: Path) -> Iterator[Measured]:
     need_own_machine()
     folder = need_models("all_minilm_l6_v2")
     socket = reachable_dir / "figures.sock"
-    with recorded_server(SHARED / "data", folder, socket), cluster.database() as db:
+    with recorded_server(SHARED, folder, socket), cluster.database() as db:
         connection = db.connect()
         for setting, value in {"model_server": f"unix:{socket}", "embed_model_id": None}.items():
             connection.execute("SELECT ml_rag.configure(%s, %s)", (setting, value))
@@ -95,7 +94,7 @@ def test_other_words_for_the_same_thing_are_found(measured: Measured) -> None:
 
 def test_a_follow_up_is_found_by_its_history(measured: Measured) -> None:
     connection, evaluation, _ = measured
-    found = questions.chats(connection, evaluation.store, SHARED / "data")
+    found = questions.chats(connection, evaluation.store, SHARED)
     assert found["as asked"][0] < 0.6
     assert found["no model"][0] >= 0.8
     assert found["recorded rewriting"][0] >= 0.93
@@ -105,7 +104,7 @@ def test_a_follow_up_is_found_by_its_history(measured: Measured) -> None:
 def test_the_evaluation_of_conversations_measures_the_same(measured: Measured) -> None:
     """The right page is among the first three where mrr is at least 1/3."""
     connection, evaluation, _ = measured
-    by_hand = questions.chats(connection, evaluation.store, SHARED / "data")
+    by_hand = questions.chats(connection, evaluation.store, SHARED)
     connection.execute("CREATE TABLE chats (id text, question text, history jsonb, documents jsonb)")
     for chat in read_lines(NORTHWIND / "chats.jsonl"):
         pages = [{"document": page["file"], "page": page["page"]} for page in chat["citations"]]
@@ -131,7 +130,7 @@ def test_documents_that_questions_name(measured: Measured) -> None:
 
 def test_other_words_help_beside_the_question(measured: Measured) -> None:
     _, evaluation, runs = measured
-    asked = {line["id"] for line in read_lines(SHARED / "data" / "recorded" / "northwind_rewrites.jsonl")}
+    asked = {line["id"] for line in read_lines(SHARED / "recorded" / "northwind_rewrites.jsonl")}
     evaluation.ask([question for question in evaluation.dataset.questions if question.id in asked])
     titles = ("hybrid", "+ synonyms", "+ hypothetical_document")
     lines = [arm for arm in questions.LINES if arm.title in titles]
@@ -144,8 +143,8 @@ def test_other_words_help_beside_the_question(measured: Measured) -> None:
 
 def test_conditions_that_a_model_has_chosen(measured: Measured) -> None:
     connection, _, _ = measured
-    store = questions.load_shop(connection, SHARED / "data", "evaluated")
-    broken, share = questions.shop(connection, store, SHARED / "data")
+    store = questions.load_shop(connection, SHARED, "evaluated")
+    broken, share = questions.shop(connection, store, SHARED)
     assert broken == 0
     assert share >= 0.98
 

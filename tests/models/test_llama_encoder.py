@@ -17,14 +17,11 @@ from ml_rag.server.engines import load_engine
 from ml_rag.server.engines.llama_encoder import BATCH_TOKENS, batches
 from ml_rag.server.engines.process import EngineProcess
 from support import tiny_bert
+from support.real_model import never
 
 pytestmark = [pytest.mark.models, pytest.mark.filterwarnings("ignore")]
 
 TEXTS = ["a b c", "", "z", "h e l l o w o r l d", "a b c d e f g h " * 12]
-
-
-def never() -> bool:
-    return False
 
 
 @pytest.fixture(scope="module")

@@ -5,18 +5,16 @@ The real small model is not asked: it would be wrong.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from bench import nlsql
 
-from ml_rag.server.catalogue import load_catalogue, models_dir
 from support.cluster import Cluster, Connection
+from support.real_model import need_models, need_own_machine
+from support.shared_data import SHARED
 
-SHARED = Path(os.environ.get("ML_RAG_SHARED") or Path(__file__).resolve().parents[3] / "shared")
-FOLDER = SHARED / "data" / "nlsql"
+FOLDER = SHARED / "nlsql"
 
 pytestmark = [
     pytest.mark.models,
@@ -32,14 +30,8 @@ def questions() -> list[nlsql.Question]:
 
 @pytest.fixture(scope="module")
 def connection(cluster: Cluster, questions: list[nlsql.Question]) -> Iterator[Connection]:
-    if os.environ.get("ML_RAG_TEST_MODEL_SERVER"):
-        pytest.skip("the database is on another machine, which cannot reach a socket of this one")
-    catalogue = load_catalogue()
-    for model in ("all_minilm_l6_v2", nlsql.SMALL):
-        entry = catalogue.get(model)
-        assert entry is not None
-        if reason := entry.missing(models_dir(catalogue)):
-            pytest.skip(f"{reason}; get it with: {entry.pull_command}")
+    need_own_machine()
+    need_models("all_minilm_l6_v2", nlsql.SMALL)
     with nlsql.recorded_server(questions) as address, cluster.database() as db:
         connection = db.connect()
         for setting, value in {"model_server": address, "embed_model_id": None}.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +15,14 @@ from ml_rag.server.catalogue import load_catalogue, models_dir
 from support.cluster import Cluster, Connection, value_of
 from support.real_model import need_models, need_own_machine
 from support.servers import running_server
+from support.shared_data import SHARED, shared
 
-SHARED = Path(os.environ.get("ML_RAG_SHARED") or Path(__file__).resolve().parents[3] / "shared") / "data"
 SAMPLES = Path(__file__).resolve().parents[2] / "docs" / "samples"
 ENCRYPTED = "pypdf__libreoffice-writer-password.pdf"
 ABSTAIN = "I do not know: nothing relevant was found in the documents."
 IMAGES_ONLY = "pypdf__imagemagick-images.pdf"
 
 pytestmark = pytest.mark.models
-shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the public evaluation data is not beside the checkout")
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ml_rag.server.catalogue import load_catalogue, models_dir
 from support import cross_encoder
 from support.cluster import Cluster, Connection, value_of
+from support.real_model import need_models
 from support.servers import running_server
+from support.shared_data import SHARED, shared
 from support.stores import create_store, fake_embedding, search
 
 pytestmark = [
@@ -106,19 +107,12 @@ def test_the_pipeline_follows_the_model(tiny: Connection) -> None:
 # -- the real one ----------------------------------------------------------------------------------------------------
 
 MODEL = "ms-marco-minilm-l6-v2"
-SHARED = Path(os.environ.get("ML_RAG_SHARED") or Path(__file__).resolve().parents[3] / "shared") / "data"
 
 
 @pytest.fixture(scope="module")
 def real(cluster: Cluster, reachable_dir: Path) -> Iterator[Connection]:
     """A database whose model server has the real embedding model and the real cross-encoder."""
-    catalogue = load_catalogue()
-    folder = models_dir(catalogue)
-    for model_id in (MODEL, "all_minilm_l6_v2"):
-        entry = catalogue.get(model_id)
-        assert entry is not None
-        if reason := entry.missing(folder):
-            pytest.skip(f"{reason}; get it with: {entry.pull_command}")
+    folder = need_models(MODEL, "all_minilm_l6_v2")
     config = '[server]\nsocket_mode = "0666"\n'
     with running_server(socket=reachable_dir / "marco.sock", config=config, models_dir=folder) as server:
         for connection in connected(cluster, server.socket):
@@ -136,7 +130,7 @@ def test_the_real_cross_encoder_knows_what_answers_a_question(real: Connection) 
 
 
 @pytest.mark.shared
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the public evaluation data is not beside the checkout")
+@shared
 def test_underwater_activities_are_found_in_the_perks(real: Connection, reachable_dir: Path) -> None:
     # copied to where PostgreSQL's user can read
     copy = reachable_dir / "northwind_reranked"

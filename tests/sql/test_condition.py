@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -14,10 +12,10 @@ import pytest
 from support import filtering
 from support.cluster import Connection, Database
 from support.searching import create_rows, ids
+from support.shared_data import SHARED
 from support.stores import create_store, error, grant, mark, retrieve
 
-SHARED = Path(os.environ.get("ML_RAG_SHARED") or Path(__file__).parents[3] / "shared")
-ELASTIC = SHARED / "data/elastic_workplace/workplace-documents.json"
+ELASTIC = SHARED / "elastic_workplace/workplace-documents.json"
 
 
 # -- metadata ---------------------------------------------------------------------------------------------------------
