@@ -78,8 +78,7 @@ def test_at_the_end_of_a_load_where_the_index_is_made(site: Site, gate: Make, wh
 @ends()
 def test_while_a_document_is_replaced(site: Site, gate: Make, what: str) -> None:
     """The former version stays, whole, until the new one is."""
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     before = documents_of(session, STORE)
     name = min(before)
     held = gate("docs", "NEW.segment_number = 2")
@@ -112,8 +111,7 @@ ROUTINES: list[tuple[str, str, str]] = [
 def test_in_the_middle_of_a_batch_routine(
     site: Site, gate: Make, what: str, routine: str, type_: str, options: str
 ) -> None:
-    connection = site.connect()
-    site.load(connection)
+    connection = site.loaded()
     table_of_questions(connection)
     connection.execute(f"ALTER TABLE questions ADD COLUMN answer {type_}")
     held = gate("questions", "NEW.id = 13", "UPDATE")
@@ -138,8 +136,7 @@ def test_in_the_middle_of_a_batch_routine(
 
 @ends("backend")
 def test_in_the_middle_of_folding(site: Site, gate: Make, what: str) -> None:
-    connection = site.connect()
-    site.load(connection)
+    connection = site.loaded()
     connection.execute("DELETE FROM docs WHERE document_name LIKE '%d00%'")
     connection.execute("UPDATE docs SET segment = segment || ' changed' WHERE document_name LIKE '%d01%'")
     held = gate("ml_rag_internal.keyword_posting", "true")
@@ -156,8 +153,7 @@ def test_in_the_middle_of_folding(site: Site, gate: Make, what: str) -> None:
 
 @ends()
 def test_while_a_large_statement_folds_its_own_rows(site: Site, gate: Make, what: str) -> None:
-    connection = site.connect()
-    site.load(connection)
+    site.load()
     held = gate("ml_rag_internal.keyword_posting", "true")
     many = (
         "INSERT INTO docs SELECT 'more' || i, '{}', 1000 + i, 1, 'topic3 number ' || i,"
@@ -172,8 +168,7 @@ def test_while_a_large_statement_folds_its_own_rows(site: Site, gate: Make, what
 
 @ends()
 def test_while_a_keyword_index_is_made_anew(site: Site, gate: Make, what: str) -> None:
-    connection = site.connect()
-    site.load(connection)
+    site.load()
     held = gate("ml_rag_internal.keyword_posting", "true")
     statement = "SELECT ml_rag.enable_keyword_search('docs', '{\"language\": \"de\"}')"
     after = ended(site, what, held, lambda session: session.execute(statement))

@@ -68,8 +68,7 @@ def test_no_room_for_the_tables_in_the_middle_of_a_load(site: Site, on_disk: Sma
 
 @pytest.mark.slow
 def test_no_room_for_a_batch_routine(site: Site, on_disk: SmallDisk) -> None:
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     session.execute("CREATE TABLE questions (id integer PRIMARY KEY, question text)")
     session.execute(
         "INSERT INTO questions SELECT i, 'topic' || i || repeat(' word' || i, 200) FROM generate_series(1, 200) AS i"
@@ -93,8 +92,7 @@ def test_no_room_for_a_batch_routine(site: Site, on_disk: SmallDisk) -> None:
 
 @pytest.mark.slow
 def test_no_room_for_folding(site: Site, on_disk: SmallDisk) -> None:
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     session.execute("UPDATE docs SET segment = segment || ' changed'")
     session.execute("UPDATE docs SET segment = replace(segment, ' changed', '')")
     ballast = on_disk.fill()

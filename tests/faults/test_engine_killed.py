@@ -62,8 +62,7 @@ def generates(session: Connection) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
 def test_ended_in_mid_call(site: Site, number: signal.Signals) -> None:
-    session, other = site.connect(), site.connect()
-    site.load(other)
+    session, other = site.connect(), site.loaded()
     server = site.server.pid
     call = site.background(lambda: session.execute(ASK, (LONG,)))
     engine = at_work(site)
@@ -80,8 +79,7 @@ def test_ended_in_mid_call(site: Site, number: signal.Signals) -> None:
 
 
 def test_ended_between_two_calls(site: Site) -> None:
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     assert generates(session)
     engine = workers(site)[0]
     os.kill(engine, signal.SIGKILL)
@@ -92,8 +90,7 @@ def test_ended_between_two_calls(site: Site) -> None:
 
 
 def test_cancelled_in_mid_call(site: Site) -> None:
-    session, other = site.connect(), site.connect()
-    site.load(other)
+    session, other = site.connect(), site.loaded()
     call = site.background(lambda: session.execute(ASK, (LONG,)))
     engine = at_work(site)
     other.execute("SELECT pg_cancel_backend(%s::integer)", (session.info.backend_pid,))
@@ -108,8 +105,7 @@ def test_cancelled_in_mid_call(site: Site) -> None:
 
 
 def test_one_that_does_not_stop_when_it_is_cancelled(site: Site) -> None:
-    session, other = site.connect(), site.connect()
-    site.load(other)
+    session, other = site.connect(), site.loaded()
     call = site.background(lambda: session.execute(ASK, (LONG,)))
     engine = at_work(site)
     os.kill(engine, signal.SIGSTOP)
@@ -123,8 +119,7 @@ def test_one_that_does_not_stop_when_it_is_cancelled(site: Site) -> None:
 
 
 def test_an_idle_model_gives_its_memory_back(site: Site) -> None:
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     assert generates(session)
     engine = workers(site)[0]
     assert site.server.metric('ml_rag_model_loaded{model="native"}') == 1
@@ -137,8 +132,7 @@ def test_an_idle_model_gives_its_memory_back(site: Site) -> None:
 
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_it_ends_with_its_server(site: Site, is_stopped: bool) -> None:
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     call = site.background(lambda: session.execute(ASK, (LONG,)))
     engine = at_work(site)
     if is_stopped:

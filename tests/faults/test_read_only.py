@@ -50,8 +50,7 @@ WRITES = {
 
 def prepare(site: Site) -> dict[str, Any]:
     """The corpus and a table of questions; what everything that reads answers."""
-    connection = site.connect()
-    site.load(connection)
+    connection = site.loaded()
     connection.execute("CREATE TABLE questions (id integer PRIMARY KEY, question text)")
     connection.execute("INSERT INTO questions VALUES (1, 'topic3')")
     return {query: rows(connection, query) for query in READS}

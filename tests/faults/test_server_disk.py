@@ -46,8 +46,7 @@ def large_documents(place: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("limit", ["disk", pytest.param("file size", marks=pytest.mark.slow)])
 def test_no_room_for_uploads(site: Site, large_documents: Path, limit: str) -> None:
-    session = site.connect()
-    site.load(session)
+    site.load()
     own = site.connect()
     large = {"table_name": "large", "chunking": {"segment_tokens": 256, "split_by": "tokens"}}
     site_folder, site.folder = site.folder, large_documents

@@ -71,8 +71,7 @@ def wait_less(connection: Connection, seconds: float) -> None:
 @pytest.mark.parametrize(("fault", "path"), cases())
 def test_one_call(site: Site, proxy: FaultyProxy, fault: str, path: str) -> None:
     how, sqlstate, words = FAULTS[fault]
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     before = rows(session, PATHS[path])
     wait_less(session, 2)
     proxy.arm(path, how)
@@ -89,8 +88,7 @@ def test_one_call(site: Site, proxy: FaultyProxy, fault: str, path: str) -> None
 
 @pytest.mark.parametrize("path", [pytest.param(path, marks=pytest.mark.slow) for path in PATHS])
 def test_a_slow_one_is_waited_for(site: Site, proxy: FaultyProxy, path: str) -> None:
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     before = rows(session, PATHS[path])
     proxy.arm(path, trickle)
     assert rows(session, PATHS[path]) == before
@@ -129,8 +127,7 @@ def test_a_load(site: Site, proxy: FaultyProxy, fault: str) -> None:
 
 @pytest.mark.slow
 def test_a_search_with_other_dimensions(site: Site, proxy: FaultyProxy) -> None:
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     proxy.arm("/v1/embeddings", change(one_more))
     with error("22000", "differ in dimensions") as caught:
         session.execute(PATHS["/v1/embeddings"])
@@ -162,8 +159,7 @@ def test_a_batch_routine(site: Site, proxy: FaultyProxy, fault: str, routine: st
     """A lost server ends the call; what it answers wrongly is an error of its row. The next call mends both."""
     how, sqlstate, words = FAULTS[fault]
     column, path, options = BATCHES[routine]
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     session.execute("CREATE TABLE questions (id integer PRIMARY KEY, question text)")
     session.execute("INSERT INTO questions SELECT i, 'question ' || i FROM generate_series(1, 9) AS i")
     session.execute(f"ALTER TABLE questions ADD COLUMN answer {column}")

@@ -36,8 +36,7 @@ LASTING = {"ml_generate", "ml_rag"}
 )
 def test_in_the_middle_of(site: Site, doing: str) -> None:
     statement, model = MODEL_CALLS[doing]
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     call = site.background(lambda: session.execute(statement))
     wait_until(lambda: site.server.is_at_work(model))
     site.server.kill()
@@ -50,8 +49,7 @@ def test_in_the_middle_of(site: Site, doing: str) -> None:
 
 
 def test_while_it_is_down_and_after(site: Site) -> None:
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     site.server.hold()
     for statement, _ in MODEL_CALLS.values():
         if "ml_rag_search" not in statement:
@@ -94,8 +92,7 @@ def test_in_the_middle_of_a_load(site: Site) -> None:
     ],
 )
 def test_in_the_middle_of_a_batch_routine(site: Site, routine: str, column: str, model: str, delay: float) -> None:
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     session.execute("CREATE TABLE questions (id integer PRIMARY KEY, question text)")
     session.execute("INSERT INTO questions SELECT i, 'question ' || i FROM generate_series(1, 30) AS i")
     session.execute(f"ALTER TABLE questions ADD COLUMN answer {column}")
@@ -178,8 +175,7 @@ sources = [{{ path = "{file.parent}" }}]
 files = {{ "hangs.gguf" = "{"0" * 64}" }}
 """
     site.server.kill()
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     call = site.background(lambda: session.execute("SELECT ml_generate('why?', '{\"model_id\": \"hanging\"}')"))
     # opening a FIFO for writing succeeds once somebody has opened it for reading
     writer: list[int] = []

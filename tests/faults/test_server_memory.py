@@ -58,8 +58,7 @@ def group(request: pytest.FixtureRequest) -> Iterator[ControlGroup | None]:
 @pytest.mark.parametrize("how", LIMITS)
 def test_more_prompts_than_have_room(site: Site, group: ControlGroup | None, how: str) -> None:
     """Forty prompts of 12 MB wait for a model that answers none: half of them would end the server."""
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     limited(site, how, group)
     pid = site.server.pid
     errors: list[psycopg.Error] = []
@@ -127,8 +126,7 @@ engine = "sentence-transformers"
 dimensions = 16
 files = { "model.safetensors" = "unpinned", "config.json" = "unpinned" }
 """
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     limited(site, how, group)
     pid = site.server.pid
     with error("53300", "not enough memory to load model huge", str(1000 * MB), "raise the memory limit"):

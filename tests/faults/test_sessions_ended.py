@@ -74,8 +74,7 @@ WAYS: dict[str, Callable[[Connection, Connection], str]] = {"cancelled": cancell
 )
 def test_a_call_in_the_middle_of_a_models_work(site: Site, routine: str, way: str) -> None:
     statement, model = CALLS[routine]
-    session, other = site.connect(), site.connect()
-    site.load(other)
+    session, other = site.connect(), site.loaded()
     other.execute("CREATE TABLE questions (id integer PRIMARY KEY, question text, answer jsonb)")
     other.execute("INSERT INTO questions SELECT i, 'topic' || i FROM generate_series(1, 5) AS i")
     if way == "timed out":
@@ -173,8 +172,7 @@ def test_a_load_that_waits_for_another_gives_up_by_lock_timeout(site: Site, gate
 @pytest.mark.slow
 def test_sessions_that_are_left_idle(site: Site) -> None:
     """What ends idle sessions ends their connection to the model server too; who asks again connects again."""
-    session, other = site.connect(), site.connect()
-    site.load(other)
+    session, other = site.connect(), site.loaded()
 
     def opened() -> int:
         return len(list(Path(f"/proc/{site.server.pid}/fd").iterdir()))

@@ -54,8 +54,7 @@ def answers(server: SupervisedServer) -> bool:
     [remove_file, pytest.param(remove_folder, marks=pytest.mark.slow), pytest.param(rename, marks=pytest.mark.slow)],
 )
 def test_a_socket_that_is_removed_comes_back(site: Site, how: object) -> None:
-    before = site.connect()
-    site.load(before)
+    before = site.loaded()
     pid = site.server.pid
     assert callable(how)
     how(site.server.socket)
@@ -76,8 +75,7 @@ def test_a_socket_that_is_removed_comes_back(site: Site, how: object) -> None:
 
 
 def test_what_takes_the_sockets_place_is_left_alone_and_said(site: Site) -> None:
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     path = site.server.socket
     path.unlink()
     path.write_text("somebody's")
@@ -95,8 +93,7 @@ def test_what_takes_the_sockets_place_is_left_alone_and_said(site: Site) -> None
 
 @pytest.mark.slow
 def test_a_living_server_in_the_sockets_place_is_left_alone(site: Site) -> None:
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     path = site.server.socket
     path.unlink()
     with socket.socket(socket.AF_UNIX) as other:
@@ -114,8 +111,7 @@ def test_a_living_server_in_the_sockets_place_is_left_alone(site: Site) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="the cluster's user and the model server's are one")
 @pytest.mark.parametrize("what", ["socket", pytest.param("folder", marks=pytest.mark.slow)])
 def test_a_socket_that_may_not_be_opened(site: Site, what: str) -> None:
-    before = site.connect()
-    site.load(before)
+    before = site.loaded()
     path = site.server.socket if what == "socket" else site.server.socket.parent
     mode = path.stat().st_mode & 0o777
     path.chmod(0o600)
@@ -131,8 +127,7 @@ def test_a_socket_that_may_not_be_opened(site: Site, what: str) -> None:
 
 @pytest.mark.slow
 def test_a_port_that_nobody_listens_on(site: Site) -> None:
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -148,8 +143,7 @@ def test_descriptors_used_up(site: Site) -> None:
     """Connections leave some for everything else: whoever is too many is told, and a load still has its files."""
     site.server.prefix = ["prlimit", "--nofile=128:128", "--"]
     site.server.kill()
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     pid = site.server.pid
     assert "128 files" in site.server.log()
     with contextlib.ExitStack() as stack:

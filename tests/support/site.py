@@ -93,6 +93,12 @@ class Site:
     def connect(self, **options: Any) -> Connection:
         return self.database.connect(**options)
 
+    def loaded(self) -> Connection:
+        """A new session, by which the documents have been loaded."""
+        session = self.connect()
+        self.load(session)
+        return session
+
     def load(self, connection: Connection | None = None, **options: Any) -> dict[str, Any]:
         """Load the folder into the store, all of it."""
         given = {"table_name": "docs", **CHUNKING, **options}
