@@ -218,9 +218,39 @@ def test_a_type_that_changes_behind_a_snapshot_runs_no_cast(
         late.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         late.execute("SELECT count(*) FROM pg_attribute")
         attacker.execute("ALTER TABLE own.t ALTER segment TYPE own.mood USING 'fox'::own.mood")
-        late.execute("INSERT INTO own.t (id, segment, document_id) VALUES (2, 'dog', 2)")
-        late.execute("UPDATE own.t SET segment = 'fox' WHERE id = 2")
-        late.execute("DELETE FROM own.t WHERE id = 2")
+        for statement in (
+            "INSERT INTO own.t (id, segment, document_id) VALUES (2, 'dog', 2)",
+            "UPDATE own.t SET segment = 'fox'",
+            "DELETE FROM own.t",
+        ):
+            with error("40001", "columns of"), late.transaction():
+                late.execute(statement.encode())
+    assert ran_as(attacker) == set()
+
+
+def test_a_column_that_is_gone_behind_a_snapshot_is_no_function(
+    db: Database, owner: Connection, attacker: Connection
+) -> None:
+    """r.to_jsonb would be to_jsonb(r) then, which runs casts of the other columns."""
+    attacker.execute("CREATE FUNCTION own.as_json(own.mood) RETURNS json LANGUAGE plpgsql AS"
+                     " $$ BEGIN PERFORM own.note(); RETURN '1'; END $$")  # fmt: skip
+    attacker.execute("CREATE CAST (own.mood AS json) WITH FUNCTION own.as_json(own.mood)")
+    attacker.execute("CREATE TABLE own.parent (id integer PRIMARY KEY, to_jsonb text) PARTITION BY RANGE (id)")
+    attacker.execute("CREATE TABLE own.part (id integer, mood own.mood) PARTITION BY RANGE (id)")
+    attacker.execute("CREATE TABLE own.leaf PARTITION OF own.part FOR VALUES FROM (0) TO (9)")
+    enable(attacker, "own.parent", '{"segment": "to_jsonb"}')
+    attacker.execute("CREATE TRIGGER x AFTER INSERT ON own.leaf REFERENCING NEW TABLE AS ml_rag_new"
+                     " FOR EACH STATEMENT EXECUTE FUNCTION ml_rag._keep_keywords()")  # fmt: skip
+    with db.connect("asker").transaction() as transaction:
+        late = transaction.connection
+        late.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        late.execute("SELECT count(*) FROM pg_attribute")
+        attacker.execute("ALTER TABLE own.parent DROP to_jsonb, ADD mood own.mood")
+        attacker.execute("ALTER TABLE own.part ALTER id SET NOT NULL, ADD PRIMARY KEY (id)")
+        attacker.execute("ALTER TABLE own.parent ATTACH PARTITION own.part FOR VALUES FROM (0) TO (9)")
+        for table in ("parent", "leaf"):
+            with error("40001", "columns of"), late.transaction():
+                late.execute(f"INSERT INTO own.{table} VALUES (2, 'fox')".encode())
     assert ran_as(attacker) == set()
 
 
