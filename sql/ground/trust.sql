@@ -431,9 +431,11 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- Reads: the catalog  Errors: 55000
 DECLARE
   _extension name := (
-    SELECT e.extname FROM pg_extension AS e
-    WHERE e.extname IN ('ml_rag', 'vector') AND e.extnamespace IS DISTINCT FROM to_regnamespace(
-      CASE e.extname WHEN 'ml_rag' THEN '@extschema@' ELSE '@vector@' END) LIMIT 1);
+    SELECT e.name FROM (VALUES ('ml_rag', to_regnamespace('@extschema@')),
+      ('vector', to_regnamespace('@vector@'))) AS e (name, schema)
+    -- the extensions are not there in a snapshot from before them, the names of schemas are those of now
+    WHERE e.schema IS NULL OR EXISTS (
+      SELECT FROM pg_extension AS x WHERE x.extname = e.name AND x.extnamespace <> e.schema) LIMIT 1);
 BEGIN
   IF _extension IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '55000',
@@ -455,10 +457,12 @@ EXECUTE FUNCTION ml_rag._keep_schemas();
 CREATE FUNCTION ml_rag._tell_dropper() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp AS $$
 -- purpose: note in a setting whether the role that drops is an owner of the extension, for
--- ml_rag._keep_tables, which runs next and has its owner's rights  Reads: the catalog
+-- ml_rag._keep_tables, which runs next and has its owner's rights. A snapshot from before the extension does
+-- not tell its owner  Reads: the catalog
 BEGIN
-  PERFORM set_config('ml_rag.may_drop', pg_has_role(e.extowner, 'USAGE')::text, true)
-  FROM pg_extension AS e WHERE e.extname = 'ml_rag';
+  PERFORM set_config('ml_rag.may_drop', coalesce((
+    SELECT pg_has_role(e.extowner, 'USAGE') FROM pg_extension AS e WHERE e.extname = 'ml_rag'),
+    false)::text, true);
 END
 $$;
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from support.cluster import Connection, Database
+from support.cluster import Cluster, Connection, Database
 from support.models_server import ModelsServer
 from support.processes import wait_until
 from support.stores import create_store, error, fake_embedding, search
@@ -263,6 +263,19 @@ def test_who_owns_their_schema_does_not_drop_ml_rag(db: Database, owner: Connect
     finally:
         owner.execute(set_owner.format(sql.Identifier(public)))
         owner.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(database, sql.Identifier(former)))
+
+
+def test_a_snapshot_from_before_the_extension_gives_nobody_its_schemas(cluster: Cluster) -> None:
+    with cluster.database("template0") as database:
+        admin, tenant = database.connect(), database.connect("tenant")
+        cluster.execute("ALTER DATABASE {} OWNER TO {}", database.name, database.role("tenant"))
+        tenant.execute("SET ml_rag.may_drop = 'true'; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM pg_class")
+        admin.execute("CREATE EXTENSION plpython3u; CREATE EXTENSION vector; CREATE EXTENSION ml_rag")
+        with error("55000", "cannot be in a schema of another name"), tenant.transaction():
+            tenant.execute("ALTER SCHEMA public RENAME TO former")
+        with error("55006", "is being used by active queries in this session", ours=False), tenant.transaction():
+            tenant.execute("DROP SCHEMA public CASCADE")
+        tenant.execute("CREATE SCHEMA mine; ALTER SCHEMA mine RENAME TO yours; COMMIT")
 
 
 def test_a_publisher_s_schema_is_trusted_by_all_but_superusers(
