@@ -34,7 +34,7 @@ SELECT (SELECT c.rolname::text FROM pg_roles AS s JOIN pg_roles AS c ON c.rolnam
   EXISTS (SELECT FROM pg_namespace AS n WHERE n.nspname = 'ml_rag')
     AND NOT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'ml_rag'),
   ARRAY(SELECT ARRAY[e.extname::text, n.nspname::text] FROM pg_extension AS e
-    JOIN pg_namespace AS n ON n.oid = e.extnamespace WHERE e.extname IN ('ml_rag', 'vector'))
+    JOIN pg_namespace AS n ON n.oid = e.extnamespace WHERE e.extname IN ('ml_rag', 'vector') ORDER BY 1)
 """
 
 
