@@ -232,8 +232,9 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- Writes: the definitions of the tables, as the caller
 DECLARE
   _has_shards boolean := EXISTS (SELECT FROM ml_rag._shards(store));
-  _key text := (SELECT string_agg(quote_ident(k), ', ' ORDER BY place) FROM unnest((
-    SELECT i.key FROM ml_rag._keyword_index(store) AS i)) WITH ORDINALITY AS u (k, place));
+  _key text := coalesce((SELECT string_agg(quote_ident(k), ', ' ORDER BY place) FROM unnest((
+    SELECT i.key FROM ml_rag._keyword_index(store) AS i)) WITH ORDINALITY AS u (k, place)),
+    'document_id, segment_number');
   _part regclass;
   _reader text;
 BEGIN
@@ -255,14 +256,12 @@ BEGIN
       PERFORM ml_rag._grant_readers(store, k.calls) FROM ml_rag._calls_of(_part) AS k (calls)
       WHERE k.calls IS NOT NULL;
     ELSIF NOT EXISTS (SELECT FROM pg_index AS x WHERE x.indrelid = _part AND x.indisprimary) THEN
-      EXECUTE format('ALTER TABLE %s ADD PRIMARY KEY (%s)', ml_rag._relation_name(_part),
-        coalesce(_key, 'document_id, segment_number'));
+      EXECUTE format('ALTER TABLE %s ADD PRIMARY KEY (%s)', ml_rag._relation_name(_part), _key);
     END IF;
   END LOOP;
   IF NOT _has_shards AND NOT EXISTS (SELECT FROM pg_index AS x
     WHERE x.indrelid = store AND x.indisprimary) THEN
-    EXECUTE format('ALTER TABLE %s ADD PRIMARY KEY (%s)', ml_rag._relation_name(store),
-      coalesce(_key, 'document_id, segment_number'));
+    EXECUTE format('ALTER TABLE %s ADD PRIMARY KEY (%s)', ml_rag._relation_name(store), _key);
   END IF;
 END
 $$;
