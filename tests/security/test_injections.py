@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from ml_rag.server.catalogue import load_catalogue, models_dir
+from ml_rag.server.catalogue import load_catalogue
 from ml_rag.server.chat import prompt
 from support.canary import Canaries
 from support.cluster import Cluster, Connection, Database, value_of
 from support.hostile_server import HostileServer, completion, embeddings, hostile, reply
-from support.real_model import engine_of
+from support.real_model import MODEL, engine_of, need_models
 from support.servers import running_server
 from support.stores import answer, create_store, fake_embedding, search
 
@@ -69,11 +69,9 @@ def test_a_document_stays_in_its_fence(one: dict[str, str]) -> None:
 
 @pytest.mark.models
 def test_no_injection_speaks_the_default_models_control_tokens() -> None:
-    catalogue = load_catalogue()
-    entry, folder = catalogue.get("smollm2-135m-instruct"), models_dir(catalogue)
+    folder = need_models(MODEL)
+    entry = load_catalogue().get(MODEL)
     assert entry is not None
-    if reason := entry.missing(folder):
-        pytest.skip(f"{reason}; get it with: {entry.pull_command}")
     engine = engine_of(entry.location(folder), context_tokens=2048)
     try:
         template, native = engine._template, engine._native
@@ -171,9 +169,7 @@ def obeying(owner: Connection, local_sockets: Path) -> Iterator[Callable[..., Ho
     with contextlib.ExitStack() as stack:
 
         def make(said: Callable[[dict[str, Any]], Any]) -> HostileServer:
-            server = stack.enter_context(hostile(local_sockets, obedient(said)))
-            owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
-            return server
+            return stack.enter_context(hostile(local_sockets, obedient(said), owner=owner))
 
         yield make
 
@@ -278,20 +274,14 @@ def test_no_injection_brings_in_another_tenants_rows(
 
 @pytest.mark.models
 def test_the_small_model_keeps_to_a_schema(cluster: Cluster, reachable_dir: Path) -> None:
-    catalogue = load_catalogue()
-    folder = models_dir(catalogue)
-    for model_id in ("all_minilm_l6_v2", "smollm2-135m-instruct"):
-        entry = catalogue.get(model_id)
-        assert entry is not None
-        if reason := entry.missing(folder):
-            pytest.skip(f"{reason}; get it with: {entry.pull_command}")
+    folder = need_models("all_minilm_l6_v2", MODEL)
     schema = {"type": "object", "properties": {"found": {"enum": ["yes", "no"]}}, "required": ["found"]}
     options = {"json_schema": {**schema, "additionalProperties": False}, "max_tokens": 12}
     config = '[server]\nsocket_mode = "0666"\n'
     socket = reachable_dir / "injected.sock"
     with running_server(fake_models=False, models_dir=folder, socket=socket, config=config), cluster.database() as db:
         owner = db.connect()
-        for setting, value in {"model_server": f"unix:{socket}", "generate_model_id": "smollm2-135m-instruct"}.items():
+        for setting, value in {"model_server": f"unix:{socket}", "generate_model_id": MODEL}.items():
             owner.execute("SELECT ml_rag.configure(%s, %s)", (setting, value))
         for one in [one for one in CORPUS if "JSON" in one["technique"]]:
             given = json.dumps({**options, "context": one["text"]})

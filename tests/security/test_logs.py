@@ -290,10 +290,9 @@ def test_an_error_of_the_model_server_that_quotes_is_for_the_caller(
 ) -> None:
     """What a remote model answers is passed on as the detail, cut: docs/security.md says so, and how to keep it out."""
     error = {"error": {"message": "the remote model failed", "code": "engine_failed", "detail": f"it said {WORD}"}}
-    with hostile(local_sockets, reply(error, "500 Internal Server Error")) as bad:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (bad.address,))
-        with pytest.raises(psycopg.Error) as caught:
-            asker.execute("SELECT ml_embed_row('x')")
+    failing = reply(error, "500 Internal Server Error")
+    with hostile(local_sockets, failing, owner=owner), pytest.raises(psycopg.Error) as caught:
+        asker.execute("SELECT ml_embed_row('x')")
     diag = caught.value.diag
     assert WORD in (diag.message_detail or "")
     assert WORD not in f"{diag.message_primary} {diag.message_hint} {diag.context}"

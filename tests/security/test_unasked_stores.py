@@ -338,8 +338,7 @@ def test_a_store_stays_as_it_is_while_the_question_is_embedded(
 
     asker, owner = good.connect("asker"), good.connect()
     said = warnings(asker)
-    with hostile(local_sockets, handler) as server:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+    with hostile(local_sockets, handler, owner=owner):
         try:
             document, _ = ask(asker)
         finally:

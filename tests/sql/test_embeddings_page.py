@@ -26,8 +26,7 @@ class Models(ModelsServer):
 
 @pytest.fixture
 def models(owner: Connection, local_sockets: Path) -> Iterator[None]:
-    with hostile(local_sockets, Models()) as running:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (running.address,))
+    with hostile(local_sockets, Models(), owner=owner):
         owner.execute("SELECT ml_rag.configure('embed_model_id', 'all_minilm_l6_v2')")
         yield
 

@@ -148,8 +148,7 @@ class AskedServer(ModelsServer):
 
 @pytest.fixture
 def asked_server(owner: Connection, store: None, local_sockets: Path) -> Iterator[AskedServer]:
-    with hostile(local_sockets, handler := AskedServer()) as running:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (running.address,))
+    with hostile(local_sockets, handler := AskedServer(), owner=owner):
         create(owner, "sentences", store="handbook", transform="sentence")
         yield handler
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support import hostile_server, interrupts
+from support import interrupts
 from support.cluster import Connection, Database, value_of
 from support.hostile_server import HostileServer, completion, head, hostile, reply, send, silent
 from support.stores import answer, create_store, create_text_store, error, warnings_of
@@ -79,20 +78,6 @@ def test_the_setting_names_the_default_model(owner: Connection, asker: Connectio
 # -- what is sent, and what comes back --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def behave(module_owner: Connection, local_sockets: Path) -> Iterator[Callable[..., HostileServer]]:
-    (before,) = module_owner.execute("SELECT value FROM ml_rag.setting WHERE name = 'model_server'").fetchone() or ("",)
-    with contextlib.ExitStack() as stack:
-
-        def start(handler: hostile_server.Handler) -> HostileServer:
-            server = stack.enter_context(hostile(local_sockets, handler))
-            module_owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
-            return server
-
-        yield start
-    module_owner.execute("SELECT ml_rag.configure('model_server', %s)", (before,))
-
-
 def sent(server: HostileServer) -> Any:
     return json.loads(server.requests[-1].partition(b"\r\n\r\n")[2])
 
@@ -144,8 +129,7 @@ def test_citations_are_sent_nearest_first_with_their_overlap(
     owner: Connection, db: Database, local_sockets: Path
 ) -> None:
     create_store(owner, rows=[("a", 1, i, f"s{i}", (1, i, 0)) for i in range(6)])
-    with hostile(local_sockets, reply(completion("a"))) as server:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+    with hostile(local_sockets, reply(completion("a")), owner=owner) as server:
         options = {"query_embedding": [1, 0, 0], "n_citations": 2}
         answer(db.connect("asker"), "q", options)
         assert sent(server)["documents"] == [{"document_name": "a", "text": t} for t in ("s0", "s1")]
@@ -187,8 +171,7 @@ def cited(owner: Connection, asker: Connection) -> Connection:
 def test_the_prompt_is_asked_for_in_this_style_and_order(
     owner: Connection, cited: Connection, local_sockets: Path, options: Any, expected: dict[str, str]
 ) -> None:
-    with hostile(local_sockets, reply(completion("a"))) as server:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+    with hostile(local_sockets, reply(completion("a")), owner=owner) as server:
         answer(cited, "q", {**CITED, "prompt": options})
         assert {name: sent(server)[name] for name in PROMPT_DEFAULTS} == expected
         # the order is the server's matter: the numbers are those of the citations
@@ -200,8 +183,7 @@ def test_the_prompt_is_asked_for_in_this_style_and_order(
 def test_the_callers_system_text_is_sent_also_without_documents(
     owner: Connection, cited: Connection, local_sockets: Path, system: str
 ) -> None:
-    with hostile(local_sockets, reply(completion("a"))) as server:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+    with hostile(local_sockets, reply(completion("a")), owner=owner) as server:
         for n in (2, 0):
             answer(cited, "q", {**CITED, "n_citations": n, "prompt": {"system": system}})
             assert sent(server)["messages"][0] == {"role": "system", "content": system}
@@ -228,8 +210,7 @@ def test_markers_count_the_citations_as_they_are_given_out(cited: Connection) ->
 
 def test_citations_that_the_model_never_saw_are_told(owner: Connection, cited: Connection, local_sockets: Path) -> None:
     used = {"documents_given": 2, "documents_used": 1}
-    with hostile(local_sockets, reply(completion("Yes [1].", ml_rag=used))) as server:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+    with hostile(local_sockets, reply(completion("Yes [1].", ml_rag=used)), owner=owner) as server:
         with warnings_of(cited) as caught:
             document = answer(cited, "q", CITED)
         assert sent(server)["citations"] == 2
@@ -242,8 +223,7 @@ def test_json_and_texts_without_citations_keep_their_brackets(
 ) -> None:
     text = '[7, "[8]"]'
     schema = {"model_options": {"json_schema": {"type": "array"}}}
-    with hostile(local_sockets, reply(completion(text))) as server:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+    with hostile(local_sockets, reply(completion(text)), owner=owner):
         assert answer(cited, "q", {**CITED, **schema})["text"] == text
         assert answer(cited, "q", {"n_citations": 0})["text"] == text
         assert generate(cited, "q", {"context": "c"})["text"] == text
@@ -256,8 +236,7 @@ def test_what_no_model_can_read_is_not_sent(owner: Connection, asker: Connection
         " FROM (SELECT repeat('word ', 4000000) AS text) AS t"
     )
     options = {"query_embedding": [1, 0, 0], "prompt": {"metadata": True}}
-    with hostile(local_sockets, reply(completion("Yes."))) as server:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+    with hostile(local_sockets, reply(completion("Yes.")), owner=owner) as server:
         assert answer(asker, "q", options)["text"] == "Yes."
         documents = sent(server)["documents"]
     assert [(len(d["text"]), d.get("metadata")) for d in documents] == [(8_000_000, None), (0, None)]

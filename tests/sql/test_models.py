@@ -58,8 +58,7 @@ def test_the_generation_model_where_none_is_named(
     owner: Connection, asker: Connection, local_sockets: Path, models: list[Any], default: str
 ) -> None:
     owner.execute("SELECT ml_rag.configure('generate_model_id', NULL)")
-    with hostile(local_sockets, reply(json.dumps({"data": models}).encode())) as server:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+    with hostile(local_sockets, reply(json.dumps({"data": models}).encode()), owner=owner):
         assert asker.execute("SELECT ml_rag._default_model()").fetchone() == (default,)
         rows = asker.execute(
             "SELECT model_id FROM ml_supported_models() WHERE is_default AND task = 'generate'"
@@ -111,8 +110,7 @@ def test_server_down(owner: Connection, asker: Connection, call: str) -> None:
     ids=str,
 )
 def test_a_list_of_models_that_is_none(owner: Connection, asker: Connection, local_sockets: Path, body: bytes) -> None:
-    with hostile(local_sockets, reply(body)) as server:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+    with hostile(local_sockets, reply(body), owner=owner):
         with error("38000") as caught:
             asker.execute("SELECT * FROM ml_supported_models()")
         assert "internal error" not in caught.message
@@ -121,8 +119,7 @@ def test_a_list_of_models_that_is_none(owner: Connection, asker: Connection, loc
 def test_odd_health_is_passed_on_or_refused_but_never_an_internal_error(
     owner: Connection, asker: Connection, local_sockets: Path
 ) -> None:
-    with hostile(local_sockets, reply(b'{"status": "a\\u0000b\\ud800"}')) as server:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+    with hostile(local_sockets, reply(b'{"status": "a\\u0000b\\ud800"}'), owner=owner) as server:
         assert asker.execute("SELECT ml_rag.model_server()").fetchone() == ({"status": "ab?"},)
         server.handler = reply(b'{"status": Infinity}')
         with error("38000"):

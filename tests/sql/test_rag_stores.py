@@ -197,8 +197,7 @@ def test_a_store_cannot_be_dropped_while_the_question_is_embedded(
             refused.append(e.sqlstate)
         reply(embeddings(fake_embedding("one")))(client, request)
 
-    with hostile(local_sockets, handler) as server:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+    with hostile(local_sockets, handler, owner=owner):
         found = answer(db.connect("asker"), "one", {"skip_generate": True})
     assert refused == ["55P03"]
     assert [c["segment"] for c in found["citations"]] == ["one"]

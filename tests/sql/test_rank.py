@@ -302,8 +302,7 @@ def test_server_down(owner: Connection, asker: Connection) -> None:
 
 @pytest.mark.parametrize("body", [b"[]", b"{}", b'{"data": 7}', b'{"data": [7, {"id": 7}]}', b"<html>"], ids=str)
 def test_a_server_that_answers_nonsense(owner: Connection, asker: Connection, local_sockets: Any, body: bytes) -> None:
-    with hostile(local_sockets, reply(body)) as server:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+    with hostile(local_sockets, reply(body), owner=owner):
         for options in (None, {"model": "hybrid"}, {"model": "fake-rerank"}):
             with error("38000") as caught:
                 rank(asker, "q", RECORDS, options)

@@ -131,8 +131,7 @@ def test_without_its_files_the_model_is_named_and_how_to_get_it(owner: Connectio
     ids=str,
 )
 def test_a_server_that_answers_nonsense(owner: Connection, asker: Connection, local_sockets: Any, body: bytes) -> None:
-    with hostile(local_sockets, reply(body)) as server:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+    with hostile(local_sockets, reply(body), owner=owner) as server:
         with error("38000") as caught:
             rerank(asker, "q", ["a", "b"])
         assert "internal error" not in caught.message, caught.detail
@@ -144,8 +143,7 @@ def test_a_server_that_answers_nonsense(owner: Connection, asker: Connection, lo
 def test_no_more_of_a_text_is_sent_than_a_model_reads(owner: Connection, asker: Connection, local_sockets: Any) -> None:
     texts = ["x" * 600_000, "\N{GRINNING FACE}" * 600_000, "y" * 9]
     scored = {"results": [{"index": n, "relevance_score": 0.5} for n in range(3)]}
-    with hostile(local_sockets, reply(scored)) as server:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+    with hostile(local_sockets, reply(scored), owner=owner) as server:
         assert [row[1] for row in rerank(asker, "q", texts)] == texts
         body = server.requests[-1].partition(b"\r\n\r\n")[2]
     assert json.loads(body)["documents"] == [text[:524_288] for text in texts]

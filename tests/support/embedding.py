@@ -30,9 +30,7 @@ def behave(module_owner: Connection, local_sockets: Path) -> Iterator[Callable[.
     with contextlib.ExitStack() as stack:
 
         def start(handler: hostile_server.Handler, name: str | None = None) -> HostileServer:
-            server = stack.enter_context(hostile(local_sockets, handler, name))
-            module_owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
-            return server
+            return stack.enter_context(hostile(local_sockets, handler, name, owner=module_owner))
 
         yield start
     module_owner.execute("SELECT ml_rag.configure('model_server', %s)", (before,))

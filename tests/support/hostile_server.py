@@ -17,6 +17,7 @@ from ml_rag.protocol import CALL_HEADER
 from ml_rag.server.calls import Calls
 from ml_rag.server.inbox import MAX_BYTES, beside, bind_beside
 from ml_rag.server.metrics import Metrics
+from support.cluster import Connection
 
 #: gets the open connection and the request (head and body), writes what it likes
 Handler = Callable[[socket.socket, bytes], None]
@@ -144,9 +145,14 @@ class HostileServer:
 
 
 @contextlib.contextmanager
-def hostile(directory: Path, handler: Handler, name: str | None = None) -> Iterator[HostileServer]:
+def hostile(
+    directory: Path, handler: Handler, name: str | None = None, *, owner: Connection | None = None
+) -> Iterator[HostileServer]:
+    """``owner``: of the database whose model server it is."""
     server = HostileServer(directory / (name or f"hostile{next(_numbers)}.sock"), handler)
     try:
+        if owner is not None:
+            owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
         yield server
     finally:
         server.close()

@@ -22,8 +22,7 @@ from support.hostile_server import hostile
 def server(owner: Connection, local_sockets: Path) -> Iterator[DocumentsServer]:
     """The model server of the database: one that counts, and takes orders from documents."""
     handler = DocumentsServer()
-    with hostile(local_sockets, handler) as running:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (running.address,))
+    with hostile(local_sockets, handler, owner=owner):
         yield handler
 
 

@@ -57,6 +57,5 @@ def embedding(text: str, model: str) -> list[float]:
 def models(owner: Connection, local_sockets: Path) -> Iterator[ModelsServer]:
     """The model server of the database."""
     handler = ModelsServer()
-    with hostile(local_sockets, handler) as running:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (running.address,))
+    with hostile(local_sockets, handler, owner=owner):
         yield handler

@@ -96,8 +96,7 @@ class SqlModel:
 def model(owner: Connection, local_sockets: Path) -> Iterator[SqlModel]:
     """The model server of the database."""
     handler = SqlModel()
-    with hostile(local_sockets, handler) as running:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (running.address,))
+    with hostile(local_sockets, handler, owner=owner):
         yield handler
 
 

@@ -46,8 +46,7 @@ class Gate:
 def gate(owner: Connection, directory: Path, *closed: str) -> Iterator[Gate]:
     """The database's model server is now a ``Gate``."""
     handler = Gate(*closed)
-    with hostile(directory, handler) as server:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+    with hostile(directory, handler, owner=owner):
         try:
             yield handler
         finally:
