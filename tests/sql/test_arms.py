@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from support.cluster import Connection, Database
+from support.searching import hits
 from support.stores import Row, answer, as_text, create_store, error, fake_embedding, grant, mark, search
 
 WORDS = ["heron", "grebe", "loon", "tern", "gull", "swan", "duck", "coot", "rail", "snipe"]
@@ -36,12 +37,6 @@ def birds(module_db: Database) -> Connection:
     make(owner, bird_texts())
     owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
     return module_db.connect("asker")
-
-
-def hits(connection: Connection, query: str, **options: Any) -> list[tuple[str, float, float | None, float | None]]:
-    """document_name, distance, keyword_score, score"""
-    rows = search(connection, query, options)
-    return [(row[2], None if row[6] is None else float(row[6]), row[8], row[9]) for row in rows]  # type: ignore[misc]
 
 
 def decisiveness(values: list[float], nothing: float) -> float:

@@ -11,6 +11,7 @@ import pytest
 from support.cluster import Connection, Database
 from support.fusing import expected
 from support.metrics import METRICS
+from support.searching import hits
 from support.stores import Row, answer, create_store, error, fake_embedding, grant, search
 
 WORDS = ["heron", "grebe", "loon", "tern", "gull", "swan", "duck", "coot", "rail", "snipe"]
@@ -32,12 +33,6 @@ def birds(module_db: Database) -> Connection:
     owner = module_db.connect()
     make(owner, [" ".join(rng.choices(WORDS, k=rng.randint(3, 12))) for _ in range(300)])
     return module_db.connect("asker")
-
-
-def hits(connection: Connection, query: str, **options: Any) -> list[tuple[str, float, float | None, float | None]]:
-    """document_name, distance, keyword_score, score"""
-    rows = search(connection, query, options)
-    return [(row[2], None if row[6] is None else float(row[6]), row[8], row[9]) for row in rows]
 
 
 def keyword_hits(connection: Connection, query: str, **options: Any) -> list[Any]:

@@ -21,6 +21,12 @@ INDEXES = [
 ]
 
 
+def hits(connection: Connection, query: str, **options: Any) -> list[tuple[str, float, float | None, float | None]]:
+    """document_name, distance, keyword_score, score"""
+    rows = search(connection, query, options)
+    return [(row[2], None if row[6] is None else float(row[6]), row[8], row[9]) for row in rows]  # type: ignore[misc]
+
+
 def random_segments(
     generator: random.Random, stores: Sequence[str], count: int, dimensions: int = 3, largest: int = 2
 ) -> list[Segment]:

@@ -22,7 +22,7 @@ import zstandard
 from ml_rag import archives, files, zstd
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.parse import parse
-from support.office import docx, text_pdf
+from support.office import docx, text_pdf, zipped
 
 zstd.install()
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -45,14 +45,6 @@ def tar(members: dict[str, bytes], kind: str = "") -> bytes:
             member.size, member.mtime = len(content), 86400
             archive.addfile(member, io.BytesIO(content))
     return PACK[kind](out.getvalue()) if kind else out.getvalue()
-
-
-def zipped(members: dict[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return out.getvalue()
 
 
 def find(path: Path) -> tuple[dict[str, str], list[tuple[str, str]]]:
