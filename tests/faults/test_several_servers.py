@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from support.cluster import Connection, Database
-from support.model_server_process import client, eventually, metric
-from support.processes import Background
+from support.model_server_process import client, metric
+from support.processes import Background, wait_until
 from support.servers import RunningServer, running_server
 from support.stores import error
 
@@ -78,7 +78,7 @@ def balancer(folder: Path, servers: Servers) -> Iterator[None]:
     path.write_text(configuration(servers.address, servers.paths))
     process = subprocess.Popen(["haproxy", "-db", "-f", str(path)], stderr=subprocess.PIPE, text=True)
     try:
-        eventually(lambda: servers.address.exists() or process.poll() is not None)
+        wait_until(lambda: servers.address.exists() or process.poll() is not None)
         assert process.poll() is None, process.stderr and process.stderr.read()
         yield
     finally:
@@ -97,7 +97,7 @@ def servers(place: Path, tmp_path: Path) -> Iterator[Servers]:
         servers.start(0)
         servers.start(1)
         with balancer(tmp_path, servers):
-            eventually(lambda: answers(servers))
+            wait_until(lambda: answers(servers))
             yield servers
     finally:
         servers.close()
@@ -131,20 +131,20 @@ def test_calls_go_to_the_server_with_the_fewest_in_work(db: Database, session: C
     for n in (1, 2):
         other = db.connect()
         calls.append((other, Background(lambda connection=other: connection.execute(GENERATE))))
-        eventually(lambda n=n: servers.works_on(0) + servers.works_on(1) == n, 20)
+        wait_until(lambda n=n: servers.works_on(0) + servers.works_on(1) == n, 20)
     assert [servers.works_on(0), servers.works_on(1)] == [1, 1]
     for other, call in calls:
         other.cancel()
         with error("57014"):
             call.result()
     # the servers have heard of it, too
-    eventually(lambda: servers.works_on(0) + servers.works_on(1) == 0, 20)
+    wait_until(lambda: servers.works_on(0) + servers.works_on(1) == 0, 20)
 
 
 def test_one_dies_in_the_middle_of_a_call(db: Database, session: Connection, servers: Servers) -> None:
     other = db.connect()
     call = Background(lambda: other.execute(GENERATE))
-    eventually(lambda: servers.works_on(0) + servers.works_on(1) == 1, 20)
+    wait_until(lambda: servers.works_on(0) + servers.works_on(1) == 1, 20)
     busy = 0 if servers.works_on(0) else 1
     servers.kill(busy)
     with error("08006"):
@@ -153,7 +153,7 @@ def test_one_dies_in_the_middle_of_a_call(db: Database, session: Connection, ser
     for _ in range(8):
         assert session.execute(EMBED).fetchone() == (8,)
     servers.start(busy)
-    eventually(lambda: has_embedded(session, servers.paths[busy]), 20)
+    wait_until(lambda: has_embedded(session, servers.paths[busy]), 20)
 
 
 def test_none_is_left(session: Connection, servers: Servers) -> None:
@@ -163,5 +163,5 @@ def test_none_is_left(session: Connection, servers: Servers) -> None:
     with error("08006", "model server", "ml-rag serve"):
         session.execute(EMBED)
     servers.start(1)
-    eventually(lambda: answers(servers), 20)
+    wait_until(lambda: answers(servers), 20)
     assert session.execute(EMBED).fetchone() == (8,)

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.cluster import Connection
+from support.cluster import waits_for_a_lock
 from support.faulty_proxy import FaultyProxy
 from support.invariants import documents_of, orphans
 from support.loading import counts, rows
@@ -20,11 +20,6 @@ from support.stores import error
 Make = Callable[..., Gate]
 
 
-def waits_for_a_lock(watcher: Connection, pid: int) -> bool:
-    query = "SELECT count(*) FROM pg_locks WHERE pid = %s AND NOT granted"
-    return rows(watcher, query, pid) != [(0,)]
-
-
 class Change:
     """A statement of somebody else, which waits until the call in the middle lets go of the table."""
 
@@ -32,7 +27,7 @@ class Change:
         self._connection = site.connect()
         self.call = site.background(lambda: self._connection.execute(statement))
         with site.connect() as watcher:
-            wait_until(lambda: waits_for_a_lock(watcher, self._connection.info.backend_pid) or self.call.ended)
+            wait_until(lambda: waits_for_a_lock(watcher, self._connection) or self.call.ended)
 
 
 # -- a search ---------------------------------------------------------------------------------------------------------
@@ -57,8 +52,7 @@ SEARCHES: dict[str, str] = {
 @pytest.mark.parametrize("keyword", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_store_is_found_and_then(site: Site, proxy: FaultyProxy, what: str, keyword: bool) -> None:
     """A store that was found is held until the call has answered: the change waits for it."""
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     options = f'{{"keyword_search": {str(keyword).lower()}}}'
     ask = f"SELECT document_name, segment_number, distance FROM ml_rag_search('topic3', '{options}')"
     before = rows(session, ask)
@@ -196,8 +190,7 @@ BATCHES: dict[str, str | None] = {
 )
 def test_in_the_middle_of_a_batch_routine(site: Site, gate: Make, statement: str) -> None:
     sqlstate = BATCHES[statement]
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     make = "CREATE TABLE questions (id integer PRIMARY KEY, question text, answer jsonb)"
     fill = "INSERT INTO questions SELECT i, 'topic' || i % 13 FROM generate_series(1, 30) AS i"
     session.execute(f"{make}; {fill}")
@@ -250,8 +243,7 @@ MEANWHILE = [
     "statement", [pytest.param(s, marks=() if s == "TRUNCATE docs" else (pytest.mark.slow,)) for s in MEANWHILE]
 )
 def test_in_the_middle_of_a_rebuild(site: Site, gate: Make, rebuild: str, statement: str) -> None:
-    session = site.connect()
-    site.load(session)
+    session = site.loaded()
     session.execute("UPDATE docs SET segment = segment || ' more'")
     session.execute("UPDATE docs SET segment = replace(segment, ' more', '')")
     held = gate("ml_rag_internal.keyword_posting", "true")

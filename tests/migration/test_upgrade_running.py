@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 import ml_rag
-from support.cluster import Cluster, Connection, Database, value_of
+from support.cluster import Cluster, Database, value_of, waits_for_a_lock
 from support.documents_server import DocumentsServer
 from support.extension import VERSIONS, install, update
 from support.hostile_server import hostile
@@ -27,13 +27,6 @@ def old(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Database]:
     with cluster.database("template0") as database:
         install(database.connect(), request.param)
         yield database
-
-
-def waits(watcher: Connection, connection: Connection) -> bool:
-    """Whether a session waits for a lock."""
-    return watcher.execute(
-        "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s", (connection.info.backend_pid,)
-    ).fetchone() == (True,)
 
 
 def test_a_database_that_waits_for_its_update_works_with_the_new_model_server(old: Database, model_server: str) -> None:
@@ -63,12 +56,11 @@ def test_calls_under_way_end_before_the_update(old: Database, local_sockets: Pat
     def vectors(texts: list[str], model: str) -> list[list[float]]:
         if not running:
             running.append(Background(lambda: update(updater)))
-            wait_until(lambda: waits(watcher, updater))
+            wait_until(lambda: waits_for_a_lock(watcher, updater))
         return original(texts, model)
 
     handler.vectors = vectors  # type: ignore[method-assign]
-    with hostile(local_sockets, handler) as server:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+    with hostile(local_sockets, handler, owner=owner):
         owner.execute("SELECT ml_rag.configure('embed_model_id', 'fake-embed')")
         assert search(asker, "green tree", {"n_citations": 1})[0][5:7] == ("green tree", 0)
         running[0].result()
@@ -85,11 +77,10 @@ def test_a_load_that_is_under_way_goes_on_or_is_called_again(old: Database, loca
 
     def start() -> None:
         running.append(Background(lambda: update(updater)))
-        wait_until(lambda: running[0].ended or waits(watcher, updater))
+        wait_until(lambda: running[0].ended or waits_for_a_lock(watcher, updater))
 
     handler.before_batch = {1: start}
-    with hostile(local_sockets, handler) as server:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+    with hostile(local_sockets, handler, owner=owner):
         owner.execute("SELECT ml_rag.configure('embed_model_id', 'fake-embed')")
         options = {"table_name": "docs"}
         # a function of the old version that the new one has not

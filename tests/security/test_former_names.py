@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import psycopg
 import pytest
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, waits_for_a_lock
 from support.exchange import exchange
 from support.processes import Background, wait_until
 from support.stores import as_text, create_store, fake_embedding
@@ -301,11 +301,10 @@ def test_questions_are_those_of_the_table_though_the_store_of_a_preset_is_waited
     )
     options = '{"options": {"preset": "docs"}, "keep": false}'
     call = f"SELECT ml_rag_evaluate('items'::regclass, '{options}') ->> 'questions'"
-    waiting = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND pid = %s"
     with holder.transaction():
         holder.execute("LOCK TABLE docs")
         running = Background(lambda: caller.execute(call.encode()).fetchone())
-        wait_until(lambda: owner.execute(waiting, (caller.info.backend_pid,)).fetchone() == (True,))
+        wait_until(lambda: waits_for_a_lock(owner, caller))
         owner.execute("ALTER TABLE items RENAME TO former")
         attacker.execute("CREATE VIEW items AS SELECT 1 AS id, 'x' AS question WHERE public.evil()")
     assert running.result() == ("1",)

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from ml_rag.cli import main
 from support.cluster import Connection, Database
+from support.processes import wait_until
 
 TOPICS = ["apples oranges pears", "violin trumpet drum", "mountain river valley", "copper silver gold"]
 
@@ -166,16 +166,13 @@ def test_an_interrupted_load_goes_on(db: Database, owner: Connection, folder: Pa
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:
-            deadline = time.monotonic() + 60
             # the documents are on their way (the slow model takes 2 s a text)
             own = (
                 "SELECT count(*) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND application_name = 'ml-rag eval'"
             )
             loading = f"{own} AND state = 'active' AND query LIKE 'SELECT ml_rag.load_documents(%'"
-            while owner.execute(loading).fetchone() == (0,):
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_until(lambda: owner.execute(loading).fetchone() != (0,), 60)
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=90)
         finally:
@@ -185,9 +182,7 @@ def test_an_interrupted_load_goes_on(db: Database, owner: Connection, folder: Pa
     assert owner.execute("SELECT count(*) FROM ml_rag.evaluation_run").fetchone() == (0,)
     query = "SELECT document_name FROM ml_rag_eval.topics GROUP BY 1 HAVING count(*) <> 1"
     assert owner.execute(query).fetchall() == []
-    while owner.execute(own).fetchone() != (0,):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: owner.execute(own).fetchone() == (0,), 60)
     owner.execute("SELECT ml_rag.configure('embed_model_id', 'fake-embed')")
     owner.execute("COMMENT ON COLUMN ml_rag_eval.topics.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'")
     assert evaluated(db, folder, "--arms", "vector")["documents"]["segments"] == 4

@@ -492,8 +492,7 @@ def test_each_text_is_read_a_few_times_in_however_many_batches(db: Database, own
         create(session, "parts", **given)
         pid = session.info.backend_pid
     # what a session has read is in the statistics once it has ended
-    while owner.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchone():
-        time.sleep(0.01)
+    wait_until(lambda: not owner.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (pid,)).rowcount)
     read = value_of(
         owner, "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relid = 'docs'::regclass"
     )
@@ -1068,8 +1067,7 @@ def test_a_row_that_takes_the_key_of_another_meanwhile_has_none_of_its_nodes(
     other.execute("SELECT pg_advisory_lock(77)")
     with ThreadPoolExecutor() as pool:
         filled = pool.submit(create, store, "slow", transform="public.slow", parent=parent)
-        while not other.execute("SELECT FROM pg_locks WHERE objid = 77 AND NOT granted").rowcount:
-            time.sleep(0.05)
+        wait_until(lambda: other.execute("SELECT FROM pg_locks WHERE objid = 77 AND NOT granted").rowcount)
         other.execute("DELETE FROM docs WHERE document_id = 2")
         insert = "INSERT INTO docs (document_name, metadata, document_id, segment_number, segment) VALUES"
         tenant.execute(f"{insert} ('mine', '{{}}', 2, 1, 'Mine.')")

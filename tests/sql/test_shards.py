@@ -17,7 +17,7 @@ from psycopg import sql
 
 import ml_rag
 from support.citus import without_citus
-from support.cluster import Connection, Database, value_of
+from support.cluster import Connection, Database, value_of, waits_for_a_lock
 from support.loading import loader_role, rows
 from support.partitions import CALLS, both, fill, send, words
 from support.processes import Background, wait_until
@@ -428,8 +428,7 @@ def test_rows_that_are_written_while_a_partition_waits_to_be_moved_move_too(
         with writer.transaction():
             writer.execute(WRITTEN)
             moving = Background(run)
-            waiting = "SELECT FROM pg_locks WHERE NOT granted AND pid = %s"
-            wait_until(lambda: rows(owner, waiting, stores.info.backend_pid) != [] or moving.ended)
+            wait_until(lambda: waits_for_a_lock(owner, stores) or moving.ended)
         moving.result()
         assert rows(stores, count) == [(n + 20,)]
 
@@ -448,8 +447,7 @@ def test_a_search_that_waits_while_a_partition_comes_back_finds_its_rows(
     with sharded.transaction():
         sharded.execute("SELECT ml_rag.detach_shard('four', 0)")
         asking = Background(lambda: answer(asker, "birch", options)["citations"])
-        waiting = "SELECT FROM pg_locks WHERE NOT granted AND pid = %s"
-        wait_until(lambda: asking.ended or rows(owner, waiting, asker.info.backend_pid) != [])
+        wait_until(lambda: asking.ended or waits_for_a_lock(owner, asker))
     assert asking.result() == expected
 
 
@@ -563,10 +561,8 @@ def test_two_sessions_make_no_table_two_shards(
             for partition, connection in enumerate((loader, other))
         ]
         witness = db.connect()
-        waiting = "SELECT FROM pg_locks WHERE NOT granted AND pid = "
         for call, connection in zip(calls, (loader, other), strict=True):
-            pid = connection.info.backend_pid
-            wait_until(lambda pid=pid, call=call: call.ended or rows(witness, f"{waiting}{pid}") != [])
+            wait_until(lambda one=connection, call=call: call.ended or waits_for_a_lock(witness, one))
     refused = []
     for call in calls:
         try:

@@ -18,7 +18,7 @@ from ml_rag.cli import main
 from support.cluster import Connection, Database
 from support.documents_server import DocumentsServer
 from support.loading import counts, loader_role, rows, segments, write
-from support.model_server_process import eventually
+from support.processes import wait_until
 from support.stores import error, fake_embedding
 
 
@@ -314,7 +314,7 @@ def test_the_command_loads_by_several_connections(
 ) -> None:
     write(folder, **{f"n{n}": f"text {n}" for n in range(40)})  # three calls
     # the first request is not answered before the second has come
-    server.before_batch[0] = lambda: eventually(lambda: len(server.options) == 2, seconds=30)
+    server.before_batch[0] = lambda: wait_until(lambda: len(server.options) == 2, seconds=30)
     result = run(db, loader_role(db), str(folder), "--store", "docs", "--jobs", "2")
     assert result.exit_code == 0, result.output
     assert "40 loaded; 40 segments" in result.output
@@ -328,11 +328,11 @@ def test_an_error_of_one_connection_ends_the_others(
     write(folder, **{f"n{n:02}": "!hang" if n == 0 else f"text {n}" for n in range(40)})
     (folder / "n39.txt").write_text("!queue")
     # the first request is not answered before the second has come
-    server.before_batch[0] = lambda: eventually(lambda: len(server.options) == 2, seconds=30)
+    server.before_batch[0] = lambda: wait_until(lambda: len(server.options) == 2, seconds=30)
     result = run(db, loader_role(db), str(folder), "--store", "docs", "--jobs", "2")
     assert result.exit_code == 1
     assert "no good" in result.output
-    eventually(lambda: server.hung_up, seconds=30)
+    wait_until(lambda: server.hung_up, seconds=30)
 
 
 def test_the_command_reports_what_failed_and_exits_with_1(

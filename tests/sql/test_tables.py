@@ -12,9 +12,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.cluster import Connection, Database, value_of
+from support.cluster import Connection, Database, value_of, waits_for_a_lock
 from support.hostile_server import embeddings, hostile, reply, silent
 from support.models_server import ModelsServer
+from support.processes import wait_until
 from support.stores import error, fake_embedding, mark, marker, names, warnings_of
 from support.tables import ROUTINES, call, column, make_texts
 
@@ -96,8 +97,7 @@ def test_a_text_that_changes_while_it_is_embedded_keeps_no_old_embedding(
     db: Database, texts: Connection, local_sockets: Path
 ) -> None:
     server = ModelsServer()
-    with hostile(local_sockets, server) as running:
-        texts.execute("SELECT ml_rag.configure('model_server', %s)", (running.address,))
+    with hostile(local_sockets, server, owner=texts):
         other = db.connect()
         server.before[1] = lambda: other.execute("UPDATE texts SET q = 'changed' WHERE id = 1")
         call(texts, "ml_embed_table", "public.texts.q", "public.texts.vector")
@@ -227,11 +227,7 @@ def test_two_calls_at_once_leave_an_answer_and_no_error(texts: Connection, db: D
         target=lambda: results.append(call(second, routine, "public.texts.q", "public.results.r"))
     )
     thread.start()
-    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = %s"
-    deadline = time.monotonic() + 30
-    while texts.execute(waiting, (second.info.backend_pid,)).fetchone() == (0,):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: waits_for_a_lock(texts, second), 30)
     first.execute("COMMIT")
     thread.join()
     assert [result["failed"] for result in results] == [0, 0]
@@ -265,11 +261,7 @@ def test_the_later_of_two_calls_fails_and_leaves_the_results_of_the_other(
 
     thread = threading.Thread(target=work)
     thread.start()
-    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = %s"
-    deadline = time.monotonic() + 30
-    while not results and texts.execute(waiting, (second.info.backend_pid,)).fetchone() == (0,):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: results or waits_for_a_lock(texts, second), 30)
     first.execute("COMMIT")
     thread.join()
     assert column(texts, f"SELECT count(*) FROM {table} WHERE r IS NOT NULL AND r ->> 'error' IS NULL") == [4]
@@ -328,8 +320,7 @@ def test_a_timeout_ends_a_batch_that_is_being_embedded(texts: Connection, local_
     # a session's first call may take longer than the timeout: it loads modules
     call(texts, "ml_embed_table", "public.texts.q", "public.texts.e")
     texts.execute("ALTER TABLE texts DROP COLUMN e CASCADE")
-    with hostile(local_sockets, one_at_a_time_only) as server:
-        texts.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+    with hostile(local_sockets, one_at_a_time_only, owner=texts) as server:
         texts.execute("SET statement_timeout = '1s'")
         with error("57014", "statement timeout"):
             call(texts, "ml_embed_table", "public.texts.q", "public.texts.e")

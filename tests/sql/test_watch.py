@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, waits_for_a_lock
 from support.hostile_server import hostile, reply, silent
 from support.processes import Background, wait_until
 from support.stores import create_store, error
@@ -140,13 +140,6 @@ def test_a_question_that_asks_no_model_is_told_of_at_its_end(
     figures = counted(owner)
     assert figures["ml_rag", "total"] == figures["ml_rag", "search"] == (2, 0)
     assert ("ml_rag", "embed") not in figures
-
-
-def waits_for_a_lock(watcher: Connection, connection: Connection) -> bool:
-    row = watcher.execute(
-        "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s", (connection.info.backend_pid,)
-    ).fetchone()
-    return row == (True,)
 
 
 def test_a_call_inside_another_shows_the_outer_routine_and_the_inner_stage(
@@ -415,8 +408,8 @@ def test_errors_of_an_outage_are_counted_when_the_session_tells_again(
     owner: Connection, asker: Connection, store: None, local_sockets: Path
 ) -> None:
     (address,) = owner.execute("SELECT value FROM ml_rag.setting WHERE name = 'model_server'").fetchone() or ("",)
-    with hostile(local_sockets, silent) as server:
-        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+    with hostile(local_sockets, silent, owner=owner):
+        pass  # gone again
     for _ in range(3):
         with error("08006"):
             asker.execute("CALL ml_rag('q')")

@@ -26,6 +26,11 @@ def value_of(connection: Connection, query: LiteralString | bytes | sql.Composab
     return row[0]
 
 
+def waits_for_a_lock(watcher: Connection, connection: Connection) -> bool:
+    query = "SELECT FROM pg_locks WHERE pid = %s AND NOT granted"
+    return watcher.execute(query, (connection.info.backend_pid,)).fetchone() is not None
+
+
 #: role -> what it is a member of. `asker` and `tenant` may ask; `stranger` may nothing
 ROLES = {"asker": "ml_rag_user", "tenant": "ml_rag_user", "stranger": None}
 #: then its catalogs hold too much that is dead

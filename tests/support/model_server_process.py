@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,10 +26,3 @@ def metric(path: Path, line: str) -> float:
         return next(
             (float(row.split()[-1]) for row in http.get("/metrics").text.splitlines() if row.startswith(line)), 0
         )
-
-
-def eventually(condition, seconds: float = 5.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.01)

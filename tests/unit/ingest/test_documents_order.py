@@ -23,7 +23,7 @@ from support.documents_app import (
     request,
     server,
 )
-from support.sandboxing import eventually
+from support.processes import wait_until
 
 __all__ = ["server"]
 
@@ -112,7 +112,7 @@ def test_embedding_stops_when_the_client_goes(server: Server, monkeypatch: pytes
     time.sleep(0.5)
     assert 0 < seen == texts < 100
     model = server.registry._model("slow")
-    assert eventually(lambda: model.leases == 0)
+    wait_until(lambda: model.leases == 0)
 
 
 def test_closing_the_application_ends_the_children(server: Server, tmp_path: Path) -> None:

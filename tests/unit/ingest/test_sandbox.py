@@ -20,7 +20,8 @@ from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest
 from ml_rag.ingest import sandbox
 from ml_rag.ingest.sandbox import Job, ModelTokenizer
 from ml_rag.ingest.split import Chunking
-from support.sandboxing import PLAIN, Make, ask, eventually, fails, is_alive, job, pid
+from support.processes import wait_until
+from support.sandboxing import PLAIN, Make, ask, fails, is_alive, job, pid
 
 
 def test_a_document_comes_back_in_segments(make: Make) -> None:
@@ -73,7 +74,7 @@ def test_one_child_serves_many_documents_and_is_replaced_in_time(make: Make) -> 
     sandbox = make(documents_per_worker=3)
     pids = [pid(sandbox) for _ in range(6)]
     assert pids[0] == pids[1] == pids[2] != pids[3] == pids[4] == pids[5]
-    assert eventually(lambda: not is_alive(pids[0]))
+    wait_until(lambda: not is_alive(pids[0]))
 
 
 def test_a_child_reads_documents_of_one_role(make: Make) -> None:
@@ -82,7 +83,7 @@ def test_a_child_reads_documents_of_one_role(make: Make) -> None:
     assert len(set(pids.values())) == 3
     # each has taken the place of the one before
     assert pid(sandbox, role="bob") == pids["bob"]
-    assert eventually(lambda: not is_alive(pids["alice"]) and not is_alive(pids[None]))
+    wait_until(lambda: not is_alive(pids["alice"]) and not is_alive(pids[None]))
 
 
 def test_roles_that_take_turns_keep_their_children(make: Make) -> None:
@@ -279,7 +280,7 @@ def test_cancelling_kills_the_child_and_its_children(
         return began, int(notes[0])
 
     began, grandchild = asyncio.run(main())
-    assert eventually(lambda: not is_alive(child) and not is_alive(grandchild), 5)
+    wait_until(lambda: not is_alive(child) and not is_alive(grandchild), 5)
     assert time.monotonic() - began < 5
     assert ask(sandbox, b"next").segments[0].text == "next"
 
@@ -290,16 +291,16 @@ def test_what_a_parser_has_started_goes_with_it(make: Make) -> None:
     left = int(ask(sandbox, b"!leave").segments[0].text)
     assert is_alive(left)
     ask(sandbox, b"text", role="another")
-    assert eventually(lambda: not is_alive(left))
+    wait_until(lambda: not is_alive(left))
     left = int(ask(sandbox, b"!leave").segments[0].text)
     os.kill(child := pid(sandbox), signal.SIGKILL)
-    assert eventually(lambda: not is_alive(child))
+    wait_until(lambda: not is_alive(child))
     assert is_alive(left)
     ask(sandbox, b"text")
-    assert eventually(lambda: not is_alive(left))
+    wait_until(lambda: not is_alive(left))
     left = int(ask(sandbox, b"!leave").segments[0].text)
     sandbox.close()
-    assert eventually(lambda: not is_alive(left))
+    wait_until(lambda: not is_alive(left))
 
 
 async def test_a_document_that_waits_can_be_cancelled(make: Make) -> None:
@@ -332,7 +333,7 @@ def test_a_child_that_died_while_idle_is_replaced(make: Make) -> None:
     sandbox = make()
     first = pid(sandbox)
     os.kill(first, 9)
-    assert eventually(lambda: not is_alive(first))
+    wait_until(lambda: not is_alive(first))
     assert pid(sandbox) != first
 
 
@@ -350,7 +351,7 @@ def test_closing_ends_the_children_at_work_too(make: Make) -> None:
     began = time.monotonic()
     asyncio.run(main())
     assert time.monotonic() - began < 10
-    assert eventually(lambda: not is_alive(idle))
+    wait_until(lambda: not is_alive(idle))
 
 
 def test_a_parser_that_cannot_be_imported_is_no_documents_fault(make: Make) -> None:

@@ -21,7 +21,8 @@ from ml_rag.server import calls as server_calls
 from ml_rag.server.calls import Calls, Figures, error_class
 from ml_rag.server.inbox import beside
 from ml_rag.server.metrics import Metrics
-from support.model_server_process import client, eventually, metric
+from support.model_server_process import client, metric
+from support.processes import wait_until
 from support.servers import RunningServer, running_server
 
 CLUSTER = "6f-1-2-3"
@@ -336,8 +337,8 @@ def test_sockets_that_are_removed_or_left_over_are_made_again(tmp_path: Path) ->
     with running_server(socket=path) as running, client(path) as http:
         for gone in (beside(path), path):
             gone.unlink()
-            eventually(lambda: beside(path).exists() and path.exists(), 20)
-            eventually(lambda: tell_and_count(path) == {"ml_rag": 1})
+            wait_until(lambda: beside(path).exists() and path.exists(), 20)
+            wait_until(lambda: tell_and_count(path) == {"ml_rag": 1})
             assert running.log().count("it was made again") >= 1
             read(http, reset=True)
 
@@ -364,7 +365,7 @@ def test_over_tcp_they_come_by_udp(server: RunningServer) -> None:
         family, address = datagram_address(server.url)
         with socket.socket(family, socket.SOCK_DGRAM) as sender:
             sender.sendto(datagram(count()), address)
-        eventually(lambda: totals(read(http)) == {"ml_rag": 1})
+        wait_until(lambda: totals(read(http)) == {"ml_rag": 1})
 
 
 def test_a_flood_of_datagrams_does_not_keep_others_waiting(server: RunningServer) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import httpx
 
-from support.sandboxing import eventually, find_missing
+from support.processes import wait_until
+from support.sandboxing import find_missing
 from support.servers import running_server
 
 
@@ -18,5 +19,5 @@ def test_health_tells_whether_parsers_are_confined() -> None:
             found: dict[str, object] = httpx.get(f"{server.url}/healthz", timeout=10).json()["parsers"]
             return found
 
-        assert eventually(lambda: parsers()["confined"] is not None, 30)
+        wait_until(lambda: parsers()["confined"] is not None, 30)
         assert parsers() == {"confined": not missing, "missing": missing}

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from ml_rag.server.catalogue import DEFAULT_MODELS, load_catalogue
-from support.model_server_process import client, eventually, metric
+from support.model_server_process import client, metric
 from support.processes import children, command, wait_until
 from support.servers import RunningServer, running_server
 
@@ -59,7 +59,7 @@ def test_sigterm_ends_it_quickly_even_in_mid_work(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=ask)
         thread.start()
-        eventually(lambda: metric(running.socket, 'ml_rag_model_loaded{model="fake-embed-slow"}') == 1)
+        wait_until(lambda: metric(running.socket, 'ml_rag_model_loaded{model="fake-embed-slow"}') == 1)
         began = time.monotonic()
         assert running.stop() == 0
         assert time.monotonic() - began < 2
@@ -74,10 +74,10 @@ def test_work_stops_when_the_client_goes_away(server: RunningServer) -> None:
     body = json.dumps({"model": "fake-embed-slow", "input": ["a"] * 50}).encode()
     raw.sendall(b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
     loaded = 'ml_rag_model_loaded{model="fake-embed-slow"}'
-    eventually(lambda: metric(server.socket, loaded) == 1)
+    wait_until(lambda: metric(server.socket, loaded) == 1)
     raw.close()
     gone = 'ml_rag_requests_total{model="fake-embed-slow",route="/v1/embeddings",status="499"}'
-    eventually(lambda: metric(server.socket, gone) == 1, 1.0)
+    wait_until(lambda: metric(server.socket, gone) == 1, 1.0)
     with client(server.socket, timeout=4) as http:  # 2 s a text: the 50 of before are not in the way
         assert http.post("/v1/embeddings", json={"model": "fake-embed-slow", "input": "a"}).status_code == 200
 

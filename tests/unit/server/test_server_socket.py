@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from ml_rag.server.sockets import CannotListen, bind_tcp
-from support.model_server_process import client, eventually, metric
+from support.model_server_process import client, metric
+from support.processes import wait_until
 from support.servers import RunningServer, running_server
 
 
@@ -155,11 +156,11 @@ def test_bytes_on_their_way_in_are_bounded(tmp_path: Path) -> None:
         first = opened(running.socket, head(90_000) + part + b"x" * 80_000)
         body = {"model": "fake-embed", "input": "x" * 30_000}
         with client(running.socket) as http:
-            eventually(lambda: http.post("/v1/embeddings", json=body).status_code == 429)
+            wait_until(lambda: http.post("/v1/embeddings", json=body).status_code == 429)
             error = http.post("/v1/embeddings", json=body).json()["error"]
             assert (error["code"], "max_pending_bytes" in error["hint"]) == ("queue_full", True)
             first.close()
-            eventually(lambda: http.post("/v1/embeddings", json=body).status_code == 200)
+            wait_until(lambda: http.post("/v1/embeddings", json=body).status_code == 200)
 
 
 def test_a_socket_that_is_made_again_holds_no_descriptor_of_the_old_one(tmp_path: Path) -> None:
@@ -171,10 +172,10 @@ def test_a_socket_that_is_made_again_holds_no_descriptor_of_the_old_one(tmp_path
         before = len(list(descriptors.iterdir()))
         for _ in range(2):
             path.unlink()
-            eventually(path.exists, 20)
+            wait_until(path.exists, 20)
             with client(path) as http:
-                eventually(lambda http=http: http.get("/healthz").status_code == 200)
-        eventually(lambda: len(list(descriptors.iterdir())) <= before)
+                wait_until(lambda http=http: http.get("/healthz").status_code == 200)
+        wait_until(lambda: len(list(descriptors.iterdir())) <= before)
 
 
 @pytest.mark.parametrize("listen", ["8600", ":8600", "127.0.0.1", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:99999"])
