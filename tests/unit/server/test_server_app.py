@@ -23,11 +23,14 @@ from ml_rag.server.catalogue import load_catalogue
 from ml_rag.server.registry import Registry
 
 
+def registry_of(tmp_path: Path, config: str) -> Registry:
+    (tmp_path / "c.toml").write_text(config)
+    return Registry(load_catalogue(tmp_path / "c.toml", fake_models=True), tmp_path)
+
+
 @pytest.fixture
 def ask(tmp_path: Path) -> Callable[..., httpx.Response]:
-    config = tmp_path / "c.toml"
-    config.write_text("[server]\nmax_body_bytes = 4096\n")
-    registry = Registry(load_catalogue(config, fake_models=True), tmp_path)
+    registry = registry_of(tmp_path, "[server]\nmax_body_bytes = 4096\n")
     app = create_app(registry)
 
     def call(method: str, path: str, **options: Any) -> httpx.Response:
@@ -327,11 +330,9 @@ async def test_idle_models_are_unloaded_and_leased_ones_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ml_rag.server.registry.IDLE_CHECK_SECONDS", 0.01)
-    config = tmp_path / "c.toml"
-    config.write_text(
-        "[models.fake-embed]\nidle_unload_seconds = 0.05\n[models.fake-rerank]\nidle_unload_seconds = 0\n"
+    registry = registry_of(
+        tmp_path, "[models.fake-embed]\nidle_unload_seconds = 0.05\n[models.fake-rerank]\nidle_unload_seconds = 0\n"
     )
-    registry = Registry(load_catalogue(config, fake_models=True), tmp_path)
 
     unloading = asyncio.create_task(registry.unload_idle_forever())
     await registry.rerank("fake-rerank", "q", ["a"], lambda: False, chunk=8)
@@ -350,9 +351,7 @@ async def test_a_model_whose_first_client_left_during_the_load_can_be_unloaded_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ml_rag.server.registry.IDLE_CHECK_SECONDS", 0.01)
-    config = tmp_path / "c.toml"
-    config.write_text("[models.fake-embed]\nidle_unload_seconds = 0.001\n")
-    registry = Registry(load_catalogue(config, fake_models=True), tmp_path)
+    registry = registry_of(tmp_path, "[models.fake-embed]\nidle_unload_seconds = 0.001\n")
 
     impatient = asyncio.create_task(registry.embed("fake-embed", ["a"], lambda: False))
     await asyncio.sleep(0)  # it has asked for the model
@@ -371,9 +370,7 @@ async def test_a_model_whose_first_client_left_during_the_load_can_be_unloaded_a
 
 
 async def test_prefixes_go_before_queries_and_documents(tmp_path: Path) -> None:
-    config = tmp_path / "c.toml"
-    config.write_text('[models.fake-embed]\nquery_prefix = "query: "\ndocument_prefix = "passage: "\n')
-    registry = Registry(load_catalogue(config, fake_models=True), tmp_path)
+    registry = registry_of(tmp_path, '[models.fake-embed]\nquery_prefix = "query: "\ndocument_prefix = "passage: "\n')
 
     async def vector(text: str, input_type: Any = None) -> list[float]:
         return (await registry.embed("fake-embed", [text], lambda: False, input_type))[0].tolist()
@@ -383,9 +380,7 @@ async def test_prefixes_go_before_queries_and_documents(tmp_path: Path) -> None:
 
 
 def test_preloaded_models_are_there_before_the_first_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = tmp_path / "c.toml"
-    config.write_text('[server]\npreload = ["fake-embed", "all_minilm_l6_v2", "nothing"]\n')
-    registry = Registry(load_catalogue(config, fake_models=True), tmp_path)
+    registry = registry_of(tmp_path, '[server]\npreload = ["fake-embed", "all_minilm_l6_v2", "nothing"]\n')
     asyncio.run(registry.preload())
     assert registry.states()["fake-embed"] == "loaded"
     assert "model all_minilm_l6_v2 is not available" in caplog.text
