@@ -10,6 +10,7 @@ import psycopg
 from psycopg import sql
 
 from support.cluster import Connection, Database
+from support.processes import over_and_over
 from support.stores import create_store, error
 
 TABLES = [
@@ -198,28 +199,21 @@ def test_no_drop_waits_for_functions_that_look_like_those_of_policies(db: Databa
 def test_no_drop_fails_by_such_functions_that_go_meanwhile(db: Database, owner: Connection) -> None:
     owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
     asker = db.connect("asker")
-    stop = threading.Event()
 
     def change() -> None:
-        while not stop.is_set():
-            with asker.transaction():
-                for i in range(30):
-                    asker.execute(f"CREATE OR REPLACE FUNCTION x_{i}_visible() RETURNS integer LANGUAGE sql RETURN 1")
-                    asker.execute(f"COMMENT ON FUNCTION x_{i}_visible() IS 'made by ml_rag: x'")
+        with asker.transaction():
             for i in range(30):
-                # PostgreSQL's own race, where the owner's drop takes the function in the middle of this one
-                with contextlib.suppress(psycopg.errors.InternalError_):
-                    asker.execute(f"DROP FUNCTION IF EXISTS x_{i}_visible()")
+                asker.execute(f"CREATE OR REPLACE FUNCTION x_{i}_visible() RETURNS integer LANGUAGE sql RETURN 1")
+                asker.execute(f"COMMENT ON FUNCTION x_{i}_visible() IS 'made by ml_rag: x'")
+        for i in range(30):
+            # PostgreSQL's own race, where the owner's drop takes the function in the middle of this one
+            with contextlib.suppress(psycopg.errors.InternalError_):
+                asker.execute(f"DROP FUNCTION IF EXISTS x_{i}_visible()")
 
-    thread = threading.Thread(target=change)
-    thread.start()
-    try:
+    with over_and_over(change):
         for _ in range(100):
             owner.execute("CREATE TABLE other ()")
             owner.execute("DROP TABLE other")
-    finally:
-        stop.set()
-        thread.join()
 
 
 def test_no_drop_fails_by_what_looks_like_such_functions(db: Database, owner: Connection) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +10,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from support.cluster import Cluster, Connection, Database
+from support.cluster import Cluster, Connection, Database, waits_for_a_lock
 from support.models_server import ModelsServer
-from support.processes import wait_until
+from support.processes import Background, over_and_over, wait_until
 from support.stores import create_store, error, fake_embedding, search
 from support.vectorizers import create
 
@@ -131,21 +130,17 @@ def test_schemas_that_are_exchanged_again_and_again_run_no_code(
         "ALTER FUNCTION hers_fake.evil() SET search_path = hers_fake, hers, hers_away;"
         "GRANT SELECT ON ALL TABLES IN SCHEMA hers_fake TO PUBLIC"
     )
-    stop = threading.Event()
     swaps: list[int] = []
 
     def swap() -> None:
-        while not stop.is_set():
-            for statements in (
-                "ALTER SCHEMA hers RENAME TO hers_away; ALTER SCHEMA hers_fake RENAME TO hers",
-                "ALTER SCHEMA hers RENAME TO hers_fake; ALTER SCHEMA hers_away RENAME TO hers",
-            ):
-                attacker.execute(statements)
-            swaps.append(1)
+        for statements in (
+            "ALTER SCHEMA hers RENAME TO hers_away; ALTER SCHEMA hers_fake RENAME TO hers",
+            "ALTER SCHEMA hers RENAME TO hers_fake; ALTER SCHEMA hers_away RENAME TO hers",
+        ):
+            attacker.execute(statements)
+        swaps.append(1)
 
-    thread = threading.Thread(target=swap)
-    thread.start()
-    try:
+    with over_and_over(swap):
         looks = 0
         while looks < 60 or len(swaps) < 10:
             looks += 1
@@ -153,9 +148,6 @@ def test_schemas_that_are_exchanged_again_and_again_run_no_code(
                 given_away.execute(look)
             except psycopg.Error as e:
                 assert e.sqlstate in ("42P01", "3F000", "XX000"), e  # noqa: PT017
-    finally:
-        stop.set()
-        thread.join()
     assert attacker.execute("SELECT * FROM hers_fake.ran").fetchall() == []
 
 
@@ -637,21 +629,12 @@ def test_a_trigger_of_a_child_that_is_made_meanwhile_runs_no_code(
         "BEGIN; CREATE TRIGGER evil BEFORE UPDATE ON shared.child FOR EACH ROW EXECUTE FUNCTION hers.evil()"
     )
     other = db.connect("tenant")
-    found: list[str] = []
-
-    def write() -> None:
-        try:
-            other.execute("INSERT INTO shared.items VALUES (1, 'lamp')")
-        except psycopg.Error as e:
-            found.append(str(e.sqlstate))
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    wait_until(lambda: owner.execute("SELECT FROM pg_locks WHERE NOT granted").fetchone() is not None)
+    writing = Background(lambda: other.execute("INSERT INTO shared.items VALUES (1, 'lamp')"))
+    wait_until(lambda: waits_for_a_lock(owner, other))
     attacker.execute("COMMIT")
-    writer.join(30)
+    with error("42501"):
+        writing.result(30)
     assert attacker.execute("SELECT count(*) FROM hers.ran").fetchone() == (0,)
-    assert found == ["42501"]
 
 
 TO_NODES = "CREATE TRIGGER evil {} DELETE ON shared.items_segments_nodes"
@@ -692,18 +675,9 @@ def test_a_trigger_that_goes_with_nodes_and_is_made_meanwhile_runs_no_code(
         f"BEGIN; {made} FOR EACH ROW EXECUTE FUNCTION hers.evil()".encode()
     )
     other = db.connect("tenant")
-    found: list[str] = []
-
-    def write() -> None:
-        try:
-            other.execute("UPDATE shared.items SET name = 'chair'")
-        except psycopg.Error as e:
-            found.append(str(e.sqlstate))
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    wait_until(lambda: owner.execute("SELECT FROM pg_locks WHERE NOT granted").fetchone() is not None)
+    writing = Background(lambda: other.execute("UPDATE shared.items SET name = 'chair'"))
+    wait_until(lambda: waits_for_a_lock(owner, other))
     attacker.execute("COMMIT")
-    writer.join(30)
+    with error("42501"):
+        writing.result(30)
     assert attacker.execute("SELECT count(*) FROM hers.ran").fetchone() == (0,)
-    assert found == ["42501"]

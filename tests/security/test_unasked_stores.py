@@ -18,6 +18,7 @@ from psycopg.types.json import Jsonb
 from support.cluster import Connection, Database
 from support.hostile_server import embeddings, hostile, reply
 from support.planting import COLUMNS, QUESTION, ROW, ask, publish, texts, warnings
+from support.processes import over_and_over
 from support.stores import as_text, create_store, error, fake_embedding, mark, search
 
 #: made by another role in its own schema, readable by everybody
@@ -867,22 +868,15 @@ def test_where_nothing_is_near_enough_the_error_says_so_too(
 def test_a_change_while_a_call_runs_fails_nobody(good: Database, publisher: Connection) -> None:
     """Dropped, filled with nonsense and made again, over and over."""
     publish(publisher)
-    stop = threading.Event()
 
     def change() -> None:
-        while not stop.is_set():
-            publisher.execute(f"DROP TABLE evil.kb; CREATE TABLE evil.kb ({COLUMNS}); INSERT INTO evil.kb VALUES {ROW}")
-            publish(publisher)
+        publisher.execute(f"DROP TABLE evil.kb; CREATE TABLE evil.kb ({COLUMNS}); INSERT INTO evil.kb VALUES {ROW}")
+        publish(publisher)
 
-    thread = threading.Thread(target=change)
-    thread.start()
-    try:
+    with over_and_over(change):
         asker = good.connect("asker")
         for _ in range(60):
             assert "contract notice" in texts(ask(asker)[0])
-    finally:
-        stop.set()
-        thread.join()
 
 
 def test_settings_are_listed(good: Database) -> None:

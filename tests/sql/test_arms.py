@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-import threading
 from typing import Any
 
 import psycopg
 import pytest
 
 from support.cluster import Connection, Database
+from support.processes import over_and_over
 from support.searching import hits
 from support.stores import Row, answer, as_text, create_store, error, fake_embedding, grant, mark, search
 
@@ -399,28 +400,20 @@ def test_rows_that_change_while_a_call_runs(db: Database, owner: Connection, ask
         "CREATE FUNCTION slow() RETURNS boolean LANGUAGE sql VOLATILE AS 'SELECT pg_sleep(0.01) IS NOT NULL';"
         "ALTER TABLE docs ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON docs USING (slow())"
     )
-    stop = threading.Event()
+    other, numbers = db.connect(), itertools.count(1)
 
     def write() -> None:
-        with db.connect() as other:
-            i = 0
-            while not stop.is_set():
-                i += 1
-                other.execute("UPDATE docs SET document_name = document_name WHERE document_id = %s", (i % 30,))
-                if i % 20 == 0:
-                    other.execute("VACUUM docs")
+        i = next(numbers)
+        other.execute("UPDATE docs SET document_name = document_name WHERE document_id = %s", (i % 30,))
+        if i % 20 == 0:
+            other.execute("VACUUM docs")
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
+    with over_and_over(write):
         for _ in range(3):
             arms = [SEMANTIC, {**SEMANTIC, "query": {"text": "swan"}}]
             rows = search(asker, "heron loon", {"n_citations": 10, "arms": arms})
             assert len(rows) == 10
             assert [row[5] for row in rows] == [bird_texts(30)[row[3]] for row in rows]
-    finally:
-        stop.set()
-        writer.join()
 
 
 # -- citation_fields ---------------------------------------------------------------------------------------------------

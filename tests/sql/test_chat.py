@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from support.cluster import Cluster, Connection, Database, value_of
+from support.processes import Background
 from support.programs import dump, restore
 from support.scripted import MODEL, Script
 from support.stores import answer, create_store, error, fake_embedding
@@ -338,32 +339,26 @@ def test_two_sessions_in_one_conversation(script: Script, db: Database, asker: C
         return "slow"
 
     script.answer = slow
-    found: list[Any] = []
-    thread = threading.Thread(
-        target=lambda: found.append(chat(other, "slow?", conversation_id=first["conversation_id"]))
-    )
-    thread.start()
+    running = Background(lambda: chat(other, "slow?", conversation_id=first["conversation_id"]))
     assert reached.wait(60)
     model = {"model_id": "fake-generate"}  # another one: a model answers one question at a time
     chat(asker, "quick?", conversation_id=first["conversation_id"], model_options=model)
     go_on.set()
-    thread.join()
+    found = running.result(60)
     assert [row[1] for row in turns(asker, first["conversation_id"])[1:]] == ["quick?", "slow?"]
     # each sees the turns that were there when it began
-    assert found[0]["retrieval_info"]["query"]["history"].count("?") == 2
+    assert found["retrieval_info"]["query"]["history"].count("?") == 2
 
 
 def test_writers_of_turns_wait_for_each_other(script: Script, db: Database, asker: Connection) -> None:
     first = chat(asker, "where is the heron?")
     others = [db.connect("asker") for _ in range(6)]
-    threads = [
-        threading.Thread(target=chat, args=(c, f"why {i}?"), kwargs={"conversation_id": first["conversation_id"]})
-        for i, c in enumerate(others)
+    conversation = first["conversation_id"]
+    running = [
+        Background(lambda c=c, i=i: chat(c, f"why {i}?", conversation_id=conversation)) for i, c in enumerate(others)
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    for one in running:
+        one.result(60)
     kept = turns(asker, first["conversation_id"])
     assert [row[0] for row in kept] == list(range(1, 8))
     assert {row[1] for row in kept[1:]} == {f"why {i}?" for i in range(6)}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from support.cluster import Connection
 from support.loading import counts, load, rows, segments, write
+from support.processes import Background, wait_until
 from support.servers import running_server
 from support.stores import error
 
@@ -159,15 +158,13 @@ def test_a_model_server_that_is_killed_in_mid_load_keeps_what_was_committed(
         owner.execute("SELECT ml_rag.configure('model_server', %s)", (f"unix:{socket}",))
 
         def kill_after_the_first_commit() -> None:
-            while not rows(owner, "SELECT FROM pg_class WHERE relname = 'docs'"):
-                time.sleep(0.01)
+            wait_until(lambda: rows(owner, "SELECT FROM pg_class WHERE relname = 'docs'"), 60)
             server.kill()
 
-        thread = threading.Thread(target=kill_after_the_first_commit)
-        thread.start()
+        killing = Background(kill_after_the_first_commit)
         with error("08006"):
             load(loader, f"{folder}/", {"embed_model_id": "slow"})
-        thread.join()
+        killing.result()
     kept = segments(owner)
     assert len(kept) in range(16, 300)
     with running_server(socket=socket, config=SLOW):

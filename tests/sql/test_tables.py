@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from support.cluster import Connection, Database, value_of, waits_for_a_lock
 from support.hostile_server import embeddings, hostile, reply, silent
 from support.models_server import ModelsServer
-from support.processes import wait_until
+from support.processes import Background, wait_until
 from support.stores import error, fake_embedding, mark, marker, names, warnings_of
 from support.tables import ROUTINES, call, column, make_texts
 
@@ -184,16 +183,7 @@ def test_batches_are_committed_as_they_end_and_the_next_call_goes_on(texts: Conn
     texts.execute("INSERT INTO texts SELECT i, 'text ' || i FROM generate_series(10, 40) AS i")
     worker = db.connect()
     options = {"batch_size": 1, "model_id": "fake-generate-slow", "max_tokens": 6}
-    caught: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            call(worker, "ml_generate_table", "public.texts.q", "public.texts.g", options)
-        except psycopg.Error as e:
-            caught.append(e)
-
-    thread = threading.Thread(target=work)
-    thread.start()
+    working = Background(lambda: call(worker, "ml_generate_table", "public.texts.q", "public.texts.g", options))
     deadline = time.monotonic() + 30
     done = 0
     while done < 2 and time.monotonic() < deadline:
@@ -203,8 +193,8 @@ def test_batches_are_committed_as_they_end_and_the_next_call_goes_on(texts: Conn
         ]:
             done = column(texts, "SELECT count(*) FROM texts WHERE g IS NOT NULL")[0]
     worker.cancel()
-    thread.join()
-    assert isinstance(caught[0], psycopg.errors.QueryCanceled)
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        working.result()
     left = column(texts, "SELECT count(*) FROM texts WHERE q IS NOT NULL AND g IS NULL")[0]
     assert done >= 2
     assert 0 < left < 35
@@ -220,17 +210,12 @@ def test_two_calls_at_once_leave_an_answer_and_no_error(texts: Connection, db: D
     texts.execute("DELETE FROM results")
     # both have found the rows without a result, and each has inserted what the other is about to
     first, second = db.connect(), db.connect()
-    results: list[dict[str, Any]] = []
     first.execute("BEGIN")
-    results.append(call(first, routine, "public.texts.q", "public.results.r"))
-    thread = threading.Thread(
-        target=lambda: results.append(call(second, routine, "public.texts.q", "public.results.r"))
-    )
-    thread.start()
+    assert call(first, routine, "public.texts.q", "public.results.r")["failed"] == 0
+    running = Background(lambda: call(second, routine, "public.texts.q", "public.results.r"))
     wait_until(lambda: waits_for_a_lock(texts, second), 30)
     first.execute("COMMIT")
-    thread.join()
-    assert [result["failed"] for result in results] == [0, 0]
+    assert running.result(60)["failed"] == 0
     assert column(texts, "SELECT count(*) FROM results WHERE r IS NOT NULL") == [294]
     if routine == "ml_generate_table":
         assert column(texts, "SELECT count(*) FROM results WHERE r ->> 'error' IS NOT NULL") == [0]
@@ -248,24 +233,18 @@ def test_the_later_of_two_calls_fails_and_leaves_the_results_of_the_other(
         "DELETE FROM results WHERE id <> 5" if "results" in target else "UPDATE texts SET r = NULL WHERE id <> 5"
     )
     first, second = db.connect(), db.connect()
-    results: list[dict[str, Any]] = []
     first.execute("BEGIN")
     assert call(first, routine, "public.texts.q", target)["succeeded"] == 3
     # the second has found the rows without a result, fails at each, and waits for the first to say so
     second.execute("BEGIN")
     second.execute("UPDATE ml_rag.setting_value SET value = 'fake-generate-error' WHERE name = 'generate_model_id'")
-
-    def work() -> None:
-        results.append(call(second, routine, "public.texts.q", target))
-        second.execute("COMMIT")
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    wait_until(lambda: results or waits_for_a_lock(texts, second), 30)
+    running = Background(lambda: call(second, routine, "public.texts.q", target))
+    wait_until(lambda: running.ended or waits_for_a_lock(texts, second), 30)
     first.execute("COMMIT")
-    thread.join()
+    result = running.result(60)
+    second.execute("COMMIT")
     assert column(texts, f"SELECT count(*) FROM {table} WHERE r IS NOT NULL AND r ->> 'error' IS NULL") == [4]
-    assert (results[0]["rows"], results[0]["failed"]) == (3, 0)
+    assert (result["rows"], result["failed"]) == (3, 0)
 
 
 def test_blank_texts_are_tried_again_and_null_ones_left_out(texts: Connection) -> None:

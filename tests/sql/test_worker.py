@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from ml_rag.client.metrics_server import MOST
 from ml_rag.client.worker import LOOKING, Worker
 from support.cluster import Connection, Database
 from support.models_server import ModelsServer
-from support.processes import free_port, wait_until
+from support.processes import free_port, over_and_over, wait_until
 from support.vectorizers import ITEMS, assert_in_step, create, pending
 
 
@@ -219,7 +218,6 @@ def test_notifications_without_end_keep_it_from_nothing_but_sleep(db: Database, 
     """Anybody may send them: a look at all tables is not taken for each."""
     looks: list[float] = []
     opened: list[Connection] = []
-    stop = threading.Event()
 
     class Looking(Worker):
         def connect(self) -> Connection:
@@ -231,23 +229,14 @@ def test_notifications_without_end_keep_it_from_nothing_but_sleep(db: Database, 
             looks.append(time.monotonic())
             time.sleep(0.02)
             if len(looks) == 6:
-                stop.set()
                 raise KeyboardInterrupt
             return False
 
-    def notify() -> None:
-        stranger = db.connect("stranger")
-        while not stop.is_set():
-            stranger.execute("NOTIFY ml_rag_vectorizer")
-
-    thread = threading.Thread(target=notify)
-    thread.start()
+    stranger = db.connect("stranger")
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with over_and_over(lambda: stranger.execute("NOTIFY ml_rag_vectorizer")), pytest.raises(KeyboardInterrupt):
             Looking(make_conninfo(db.dsn, dbname=db.name), 10, 30).run(once=False)
     finally:
-        stop.set()
-        thread.join()
         for connection in opened:
             connection.close()
     assert looks[-1] - looks[0] > 5 * 0.02 / LOOKING * 0.9

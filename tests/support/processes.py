@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,24 @@ class Background:
         if self._error:
             raise self._error[0]
         return self._outcome[0]
+
+
+@contextlib.contextmanager
+def over_and_over(step: Callable[[], Any]) -> Iterator[None]:
+    """Calls it again and again meanwhile, in a thread."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            step()
+
+    running = Background(run)
+    try:
+        yield
+    finally:
+        stop.set()
+        running.join()
+    running.result()
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 10) -> None:
