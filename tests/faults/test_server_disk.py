@@ -21,7 +21,6 @@ from support.stores import error
 from support.supervised_server import SupervisedServer, supervised_server
 
 WEIGHTS = os.urandom(1_500_000)
-ASK = "SELECT count(*) FROM ml_rag_search('topic3')"
 
 
 @pytest.fixture

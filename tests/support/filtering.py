@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
-NOTHING = object()
-
 
 def parse(text: str) -> Any:
     """JSON with its numbers as they are written."""

@@ -18,8 +18,6 @@ from support.stores import search as search_rows
 
 #: option n_citations
 MOST_CITED = 100
-#: document_id, segment_number -> score
-Scores = dict[tuple[int, int], float]
 
 
 #: what a role gets of the word index of a table, whatever it says of the index and asks for: public.keyword_scores

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,6 @@ ANALYZE shop.customers, shop.orders, shop.secrets;
 GRANT USAGE ON SCHEMA shop TO ml_rag_user;
 GRANT SELECT ON shop.customers, shop.orders TO ml_rag_user;
 """
-
-#: what the model is asked (system text and prompt), from the first try on -> what it answers
-Model = Callable[[list[dict[str, Any]]], Any]
 
 
 def statement(sql: str) -> dict[str, Any]:
