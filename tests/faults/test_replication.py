@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from support.cluster import Cluster, Connection, Database
+from support.cluster import Cluster, Connection, Database, noticed
 from support.embeddings import TEXTS, add, assert_embedded, comment_on, rows, use, vectors
 from support.models_server import ModelsServer, models
 from support.private_cluster import PrivateCluster
@@ -79,8 +79,7 @@ def replication(
         )
         create_store(owner, rows=rows(TEXTS), type="vector(16)")
         create_store(subscriber, type="vector(16)")
-        warnings: list[tuple[str, str]] = []
-        owner.add_notice_handler(lambda n: warnings.append((n.message_primary or "", n.message_hint or "")))
+        warnings = noticed(owner, lambda n: (n.message_primary or "", n.message_hint or ""))
         made = Replication(private, owner, subscriber, warnings)
         try:
             yield made

@@ -14,7 +14,7 @@ import pytest
 
 import ml_rag
 from support import content, objects
-from support.cluster import Cluster, Connection, Database, value_of
+from support.cluster import Cluster, Connection, Database, noticed, value_of
 from support.extension import MADE_UP, RELEASES, VERSIONS, data, install, update
 from support.keywords import assert_exact
 
@@ -25,8 +25,7 @@ NO_RELEASE = pytest.param(
 
 def python_version(connection: Connection) -> str:
     """The version of the Python that this session runs."""
-    notices: list[str] = []
-    connection.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
+    notices = noticed(connection)
     connection.execute("""DO $$ plpy.notice("python " + GD["ml_rag"].VERSION) $$ LANGUAGE plpython3u""")
     return notices[-1].removeprefix("python ")
 

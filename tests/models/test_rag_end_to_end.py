@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from ml_rag.server.catalogue import load_catalogue, models_dir
-from support.cluster import Cluster, Connection, value_of
+from support.cluster import Cluster, Connection, noticed, value_of
 from support.real_model import need_models, need_own_machine
 from support.servers import running_server
 from support.shared_data import SHARED, shared
@@ -217,8 +217,7 @@ def test_the_small_model_is_not_asked_to_rewrite(connection: Connection) -> None
     connection.execute(
         "SELECT ml_rag.load_documents('public.small', ARRAY['a.txt'], ARRAY['Ada leads the team.'::bytea])"
     )
-    told: list[str] = []
-    connection.add_notice_handler(lambda d: told.append(f"{d.message_detail} {d.message_hint}"))
+    told = noticed(connection, lambda d: f"{d.message_detail} {d.message_hint}")
     query = {"synonyms": True, "hypothetical_document": True, "sub_questions": 3}
     options = {"vector_store": ["public.small"], "query_options": query, "explain": True, "skip_generate": True}
     found = value_of(connection, "SELECT ml_rag_answer('who leads?', %s)", (json.dumps(options),))

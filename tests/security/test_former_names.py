@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import psycopg
 import pytest
 
-from support.cluster import Connection, Database, waits_for_a_lock
+from support.cluster import Connection, Database, noticed, waits_for_a_lock
 from support.exchange import exchange
 from support.processes import Background, wait_until
 from support.stores import as_text, create_store, fake_embedding
@@ -238,8 +238,7 @@ def test_what_takes_the_name_of_a_table_that_is_waited_for_runs_no_code(
     caller, holder, queue, attacker = db.connect(case.caller), *(db.connect("tenant") for _ in range(3))
     for connection in (caller, holder, queue, attacker):
         connection.execute("SET statement_timeout = '10s'")
-    said: list[str] = []
-    caller.add_notice_handler(lambda d: said.append(d.message_primary or ""))
+    said = noticed(caller)
     exchange(owner, case.table, case.plant, holder, queue, attacker, lambda: caller.execute(case.call.encode()))
     assert not any("ran as" in message for message in said), said
 
@@ -268,8 +267,7 @@ def test_what_has_the_name_that_a_snapshot_shows_runs_no_code(
     owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
     make(owner)
     session, attacker = db.connect(caller), db.connect("tenant")
-    said: list[str] = []
-    session.add_notice_handler(lambda d: said.append(d.message_primary or ""))
+    said = noticed(session)
     attacker.execute(
         "CREATE FUNCTION evil() RETURNS boolean LANGUAGE plpgsql AS"
         " $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN true; END $$"
@@ -293,8 +291,7 @@ def test_questions_are_those_of_the_table_though_the_store_of_a_preset_is_waited
     make_docs(owner)
     owner.execute("SELECT ml_rag.create_preset('docs', '{\"vector_store\": [\"public.docs\"]}')")
     caller, holder, attacker = db.connect(), db.connect(), db.connect("tenant")
-    said: list[str] = []
-    caller.add_notice_handler(lambda d: said.append(d.message_primary or ""))
+    said = noticed(caller)
     attacker.execute(
         "CREATE FUNCTION evil() RETURNS boolean LANGUAGE plpgsql AS"
         " $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN true; END $$"
@@ -346,8 +343,7 @@ def test_what_takes_the_name_of_a_table_between_two_batches_runs_no_code(db: Dat
         "CREATE FUNCTION evil() RETURNS boolean LANGUAGE plpgsql AS"
         " $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN true; END $$"
     )
-    said: list[str] = []
-    caller.add_notice_handler(lambda d: said.append(d.message_primary or ""))
+    said = noticed(caller)
 
     def waiting(of: str) -> bool:
         (n,) = gate.execute("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = %s", (of,)).fetchone() or ()
@@ -397,8 +393,7 @@ def test_what_takes_the_name_of_a_table_while_nodes_are_made_runs_no_code(
         "CREATE FUNCTION evil_trigger() RETURNS trigger LANGUAGE plpgsql AS"
         " $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN NULL; END $$"
     )
-    said: list[str] = []
-    caller.add_notice_handler(lambda d: said.append(d.message_primary or ""))
+    said = noticed(caller)
     gate.execute("SELECT pg_advisory_lock(42)")
     call = Background(
         lambda: caller.execute("CALL ml_rag.create_node_group('docs', 'slow', '{\"transform\": \"public.slow\"}')")

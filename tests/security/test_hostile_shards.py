@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ml_rag import __version__
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, noticed
 from support.exchange import exchange
 from support.loading import loader_role, rows
 from support.partitions import CALLS, fill, send
@@ -744,8 +744,7 @@ def test_what_takes_the_name_of_a_table_of_calls_that_is_waited_for_runs_no_code
     )
     caller = db.connect()
     caller.execute(f'SET SESSION AUTHORIZATION "{loader_role(db)}"'.encode())
-    said: list[str] = []
-    caller.add_notice_handler(lambda d: said.append(d.message_primary or ""))
+    said = noticed(caller)
     others = [db.connect("tenant") for _ in range(3)]
     for connection in (caller, *others):
         connection.execute("SET statement_timeout = '10s'")

@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from psycopg.types.json import Jsonb
 
 from ml_rag.cli import main
-from support.cluster import Connection, Database, value_of
+from support.cluster import Connection, Database, noticed, value_of
 from support.documents_server import DocumentsServer
 from support.hostile_server import hostile, reply
 from support.keywords import keyword_store
@@ -266,8 +266,7 @@ def ready(owner: Connection, loader: Connection) -> Connection:
 
 @pytest.mark.parametrize("how", FAILING)
 def test_errors_and_warnings_hold_no_text(ready: Connection, how: str) -> None:
-    told: list[dict[str, str]] = []
-    ready.add_notice_handler(lambda d: told.append(texts(d)))
+    told = noticed(ready, texts)
     if (error := attempt(ready, how)) is not None:
         told.append(texts(error))
     for one in told:
@@ -278,8 +277,7 @@ def test_errors_and_warnings_hold_no_text(ready: Connection, how: str) -> None:
 def test_a_load_warns_without_quoting_what_it_read(loader: Connection, server: DocumentsServer, folder: Path) -> None:
     """A parser's words quote a document; the result has them, and who called reads it."""
     write(folder, a=f"!fail\n\n{WORD}", b="beta")
-    told: list[dict[str, str]] = []
-    loader.add_notice_handler(lambda d: told.append(texts(d)))
+    told = noticed(loader, texts)
     result = load(loader, f"{folder}/")
     assert [one["detail"] for one in told] == ['See "failed" in the result.']
     assert result["failed"][0]["detail"] == "it said so"

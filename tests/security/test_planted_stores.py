@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from support.cluster import Connection, Database, value_of
+from support.cluster import Connection, Database, noticed, value_of
 from support.stores import answer, as_text, create_store, error, fake_embedding, marker, names, retrieve
 
 STORE = "(segment text, segment_embedding vector(3), document_name text, document_id bigint, segment_number integer)"
@@ -87,9 +87,7 @@ def plant(attacker: Connection, statements: str) -> None:
 
 def ran_as(connection: Connection) -> list[str]:
     """What is said by own.evil on this connection, from now on."""
-    said: list[str] = []
-    connection.add_notice_handler(lambda d: said.append(d.message_primary or ""))
-    return said
+    return noticed(connection)
 
 
 @pytest.mark.parametrize("how", PLANTS)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.cluster import Connection, Database, value_of
+from support.cluster import Connection, Database, noticed, value_of
+from support.embeddings import comment_on
 from support.stores import answer, as_text, create_store, error, fake_embedding, grant, mark, names, search
 
 TEXTS = ["heron by the river", "otter in the stone", "moss on the pine"]
@@ -87,16 +88,8 @@ def make(owner: Connection, kind: str) -> str:
     return name
 
 
-def adopt(connection: Connection, name: str, **options: Any) -> dict[str, Any]:
-    return value_of(connection, "SELECT ml_rag.adopt(%s::regclass, %s)", (name, json.dumps(options)))  # type: ignore[no-any-return]
-
-
-def comment(owner: Connection, name: str, column: str = "embedding") -> str | None:
-    return value_of(
-        owner,
-        "SELECT col_description(attrelid, attnum) FROM pg_attribute WHERE attrelid = %s::regclass AND attname = %s",
-        (name, column),
-    )  # type: ignore[no-any-return]
+def adopt(connection: Connection, name: str, **options: Any) -> Any:
+    return value_of(connection, "SELECT ml_rag.adopt(%s::regclass, %s)", (name, json.dumps(options)))
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -172,8 +165,7 @@ def test_tables_of_all_shapes_are_searched_together(db: Database, owner: Connect
 
 
 def test_a_table_without_a_keyword_index_is_told_how_to_get_one(owner: Connection) -> None:
-    hints: list[str] = []
-    owner.add_notice_handler(lambda notice: hints.append(notice.message_hint or ""))
+    hints = noticed(owner, lambda notice: notice.message_hint or "")
     owner.execute(
         "CREATE TABLE notes (id integer PRIMARY KEY, content text, embedding vector(16));"
         "INSERT INTO notes VALUES (1, 'heron', ml_rag.embed('heron', 'fake-embed'))"
@@ -214,7 +206,7 @@ def test_one_collection(db: Database, owner: Connection, asker: Connection) -> N
         result = adopt(owner, name, embed_model_id="fake-embed", collection="other beasts")
         assert (result["vector_store"], result["checked"]) == ('public."other beasts"', 1)
     grant(owner, "other beasts")
-    assert comment(owner, name) is None
+    assert comment_on(owner, name, "embedding") is None
     assert [row[5] for row in search(asker, "a badger", {"n_citations": 9})] == ["a badger"]
     adopt(owner, name, embed_model_id="fake-embed", collection="birds", view="avian")
     grant(owner, "avian")
@@ -255,7 +247,7 @@ def test_vectors_of_another_model(db: Database, owner: Connection) -> None:
     owner.execute("UPDATE haystack_documents SET embedding = %s WHERE id = 'x1'", (as_text(fake_embedding("heron")),))
     with error("22023", "does not make the vectors", "Of 3 rows"):
         adopt(owner, name, embed_model_id="fake-embed")
-    assert comment(owner, name) is None
+    assert comment_on(owner, name, "embedding") is None
     result = adopt(owner, name, embed_model_id="fake-embed", sample=0)
     assert (result["checked"], result["least_similarity"]) == (0, None)
     owner.execute("DELETE FROM haystack_documents WHERE id = 'x1'")
@@ -373,7 +365,7 @@ def test_columns_that_are_named(db: Database, owner: Connection, asker: Connecti
     owner.execute("COMMENT ON COLUMN t.\"b c\" IS 'made by hand'")
     given = {"segment": "words", "segment_embedding": "b c"}
     adopt(owner, "t", embed_model_id="fake-embed", vector_store_columns=given)
-    assert comment(owner, "t", "b c") == (
+    assert comment_on(owner, "t", "b c") == (
         "made by hand GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed,DOCUMENT_NAME=Title,SEGMENT=words"
     )
     grant(owner, "t")
@@ -436,8 +428,7 @@ def test_a_marker_written_by_hand(db: Database, owner: Connection, asker: Connec
     # a column that it names and that is not there
     mark(owner, "t", marker.replace("content", "nowhere"), "v")
     assert names(asker) == []
-    notices: list[str] = []
-    asker.add_notice_handler(lambda notice: notices.append(notice.message_detail or ""))
+    notices = noticed(asker, lambda notice: notice.message_detail or "")
     with error("P0002"):
         search(asker, "q", {"vector_store": ["public.t"]})
     assert notices == ["It has no column nowhere."]

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, noticed
 from support.processes import over_and_over
 from support.searching import hits
 from support.stores import Row, answer, as_text, create_store, error, fake_embedding, grant, mark, search
@@ -276,8 +276,7 @@ def test_a_store_without_keyword_index_is_left_out_of_that_arm(owner: Connection
     make(owner, ["heron one", "loon two"])
     make(owner, ["heron three"], "more")
     owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
-    told: list[str | None] = []
-    asker.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    told = noticed(asker)
     got = hits(asker, "heron", n_citations=5, arms=[SEMANTIC, KEYWORD])
     assert {h[0] for h in got} == {"d000", "d001"}
     assert len(got) == 3
@@ -289,8 +288,7 @@ def test_many_stores_without_keyword_index_are_one_warning(owner: Connection, as
     owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
     for i in range(25):
         make(owner, ["loon"], f"more{i:02}")
-    told: list[tuple[str | None, str | None]] = []
-    asker.add_notice_handler(lambda notice: told.append((notice.message_primary, notice.message_detail)))
+    told = noticed(asker, lambda notice: (notice.message_primary, notice.message_detail))
     hits(asker, "heron", keyword_search=True)
     ((message, detail),) = told
     assert message == "25 vector stores have no keyword index; keyword search ignores them"
@@ -302,8 +300,7 @@ def test_what_two_arms_lack_is_one_warning(owner: Connection, asker: Connection)
     make(owner, ["heron one"])
     make(owner, ["loon two"], "more")
     owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
-    told: list[str | None] = []
-    asker.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    told = noticed(asker)
     history = [{"role": "user", "content": "Which birds dive?"}]
     answer(asker, "heron", {"keyword_search": True, "query_options": {"history": history}, "skip_generate": True})
     assert told == ['"public.more" has no keyword index; keyword search ignores it']

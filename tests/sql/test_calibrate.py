@@ -13,7 +13,7 @@ import numpy as np
 import psycopg
 import pytest
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, noticed
 from support.scripted import MODEL, scripted_model
 from support.stores import answer, create_store, error, fake_embedding
 
@@ -197,8 +197,7 @@ def test_a_cancelled_call_ends(ready: Connection) -> None:
 
 
 def test_a_warning_is_given_once_for_all_questions(ready: Connection) -> None:
-    told: list[str] = []
-    ready.add_notice_handler(lambda d: told.append(d.message_primary or ""))
+    told = noticed(ready)
     calibrate(ready, vector_store=["docs", "nowhere"])
     assert len(told) == 1
     assert "nowhere" in told[0]

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.cluster import Connection
+from support.cluster import Connection, noticed
 from support.stores import create_store, retrieve
 
 ROW = [("a", 1, 1, "s", (1, 0, 0))]
@@ -96,8 +96,7 @@ def test_the_warning_says_why_a_name_leads_nowhere(
     create_store(owner, "x", ROW)
     if change:
         owner.execute(change)
-    told: list[Any] = []
-    asker.add_notice_handler(lambda n: told.append((n.message_primary, n.message_detail, n.message_hint)))
+    told = noticed(asker, lambda n: (n.message_primary, n.message_detail, n.message_hint))
     # the embedding is what makes another model's store and an unknown one no error
     with contextlib.suppress(psycopg.Error):
         retrieve(asker, (1, 0, 0), vector_store=["docs", name], **options)

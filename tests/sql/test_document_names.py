@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from bench.questions import NAMED, read_lines
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, noticed
 from support.stores import Row, answer, as_text, create_store, error, fake_embedding, search, warnings_of
 
 NAMES = ["/srv/docs/PerksPlus.pdf", "/srv/docs/employee_handbook.pdf", "/srv/docs/role_library.pdf"]
@@ -150,10 +150,7 @@ def test_a_name_that_leaves_out_no_document_is_warned_of(files: Connection, name
 def test_a_file_that_a_question_names_and_that_is_none(
     files: Connection, question: str, name: str, nearest: str | None
 ) -> None:
-    told: list[tuple[str, str, str]] = []
-    files.add_notice_handler(
-        lambda d: told.append((d.message_primary or "", d.message_detail or "", d.message_hint or ""))
-    )
+    told = noticed(files, lambda d: (d.message_primary or "", d.message_detail or "", d.message_hint or ""))
     # it counts as the nearest one
     assert found(files, question) == ({nearest} if nearest else set(NAMES))
     ((message, detail, hint),) = told

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, noticed
 from support.embeddings import (
     INSERT,
     TEXTS,
@@ -134,8 +134,7 @@ def test_another_default(db: Database, store: Connection) -> None:
 
 def test_the_callers_are_told_when_the_default_model_is_another(store: Connection) -> None:
     add(store)
-    notices: list[str] = []
-    store.add_notice_handler(lambda notice: notices.append(f"{notice.message_primary} {notice.message_hint}"))
+    notices = noticed(store, lambda notice: f"{notice.message_primary} {notice.message_hint}")
     use(store, "more")
     assert any("configure('embed_model_id', 'narrow')" in notice for notice in notices)
     notices.clear()
@@ -432,8 +431,7 @@ def test_options_that_are_refused(
 
 
 def test_a_model_of_more_dimensions_than_an_index_can_have(store: Connection) -> None:
-    notices: list[str | None] = []
-    store.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+    notices = noticed(store)
     add(store, "more", "wide")
     assert notices == ['embedding "more" of "public.docs" gets no index']
     assert_embedded(store, "wide")

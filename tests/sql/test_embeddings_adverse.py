@@ -6,7 +6,7 @@ import pytest
 from psycopg import sql
 
 from support import programs
-from support.cluster import Cluster, Connection, Database, value_of
+from support.cluster import Cluster, Connection, Database, noticed, value_of
 from support.embeddings import (
     INSERT,
     TEXTS,
@@ -281,8 +281,7 @@ def test_without_its_trigger_an_embedding_is_made_anew(store: Connection, forget
         "55000", 'the trigger of embedding "more" of "public.docs" was dropped or disabled', "CALL ml_rag.add_embedding"
     ):
         use(store, "more")
-    notices: list[str | None] = []
-    store.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+    notices = noticed(store)
     assert add(store)["segments"] == 7
     assert notices == ['embedding "more" of "public.docs" is made from the beginning']
     assert_embedded(store)
@@ -291,8 +290,7 @@ def test_without_its_trigger_an_embedding_is_made_anew(store: Connection, forget
 
 def test_a_trigger_that_is_disabled_while_it_is_filled(db: Database, store: Connection, models: ModelsServer) -> None:
     other = db.connect()
-    notices: list[str | None] = []
-    store.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+    notices = noticed(store)
 
     def change() -> None:
         other.execute("ALTER TABLE docs DISABLE TRIGGER USER")
@@ -311,8 +309,7 @@ def test_a_trigger_that_is_disabled_while_it_is_filled(db: Database, store: Conn
 def test_the_default_one_is_never_taken_away(store: Connection) -> None:
     add(store)
     use(store, "more")
-    notices: list[str | None] = []
-    store.add_notice_handler(lambda notice: notices.append(f"{notice.message_primary} {notice.message_hint}"))
+    notices = noticed(store, lambda notice: f"{notice.message_primary} {notice.message_hint}")
     store.execute("ALTER TABLE docs DISABLE TRIGGER USER")
     store.execute(INSERT, (30, "late frost"))
     assert add(store)["segments"] == 1
@@ -325,8 +322,7 @@ def test_the_default_one_is_never_taken_away(store: Connection) -> None:
 
 def test_rows_that_fail_do_not_stop_the_others(store: Connection, models: ModelsServer) -> None:
     store.execute("UPDATE docs SET segment = 'a !nan b' WHERE document_id = 3")
-    warnings: list[tuple[str | None, str | None]] = []
-    store.add_notice_handler(lambda notice: warnings.append((notice.message_primary, notice.message_detail)))
+    warnings = noticed(store, lambda notice: (notice.message_primary, notice.message_detail))
     result = add(store)
     assert (result["segments"], result["failed"], result["pending"]) == (6, 1, 1)
     assert result["first_error"] == "unexpected reply from the model server (38000): a !nan b"

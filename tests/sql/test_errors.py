@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from support import programs
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, noticed
 from support.stores import ROWS, create_store, create_text_store
 
 BAD_OPTION = "SELECT * FROM ml_rag.option lists the options with their ranges and defaults."
@@ -142,8 +142,7 @@ def test_what_psql_shows(db: Database, owner: Connection) -> None:
 
 
 def test_debug1_has_the_context(owner: Connection) -> None:
-    told: list[str] = []
-    owner.add_notice_handler(lambda d: told.append(f"{d.message_primary}: {d.message_detail}"))
+    told = noticed(owner, lambda d: f"{d.message_primary}: {d.message_detail}")
     owner.execute("SET client_min_messages = debug1")
     raised(owner, "CALL ml_rag('q', '{\"n\": 1}')")
     owner.execute("RESET client_min_messages")

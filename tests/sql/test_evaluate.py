@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from support import programs
-from support.cluster import Cluster, Connection, Database, value_of
+from support.cluster import Cluster, Connection, Database, noticed, value_of
 from support.stores import create_store, error, fake_embedding
 
 #: the words of each document are its own, so that the question with the same words finds it
@@ -244,8 +244,7 @@ def test_a_cancelled_run_ends_and_leaves_nothing(ready: Connection) -> None:
 
 
 def test_progress_is_told(ready: Connection) -> None:
-    told: list[str] = []
-    ready.add_notice_handler(lambda d: told.append(d.message_primary or ""))
+    told = noticed(ready)
     ready.execute("SET ml_rag.progress_seconds = 0.000001")
     evaluate(ready, *(row(i, "apples") for i in range(3)))
     counts = [re.findall(r"asking questions: (\d of 3)", line) for line in told]
@@ -254,8 +253,7 @@ def test_progress_is_told(ready: Connection) -> None:
 
 
 def test_a_warning_is_given_once_for_all_questions(ready: Connection) -> None:
-    told: list[str] = []
-    ready.add_notice_handler(lambda d: told.append(d.message_primary or ""))
+    told = noticed(ready)
     evaluate(ready, *(row(i, "apples") for i in range(3)), options={"vector_store": ["docs", "nowhere"]})
     assert len(told) == 1
     assert "nowhere" in told[0]

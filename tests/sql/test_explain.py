@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, noticed
 from support.searching import INDEXES, create_large_store
 from support.stores import answer, create_store, error, mark, marker, search
 
@@ -26,11 +26,7 @@ def stores(explained: Any) -> dict[str, Any]:
 
 def notices(connection: Connection) -> list[tuple[Any, Any, Any]]:
     """Severity, message and detail of what the connection is told from now on."""
-    told: list[tuple[Any, Any, Any]] = []
-    connection.add_notice_handler(
-        lambda notice: told.append((notice.severity_nonlocalized, notice.message_primary, notice.message_detail))
-    )
-    return told
+    return noticed(connection, lambda d: (d.severity_nonlocalized, d.message_primary, d.message_detail))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support import filtering, reference
-from support.cluster import Cluster, Connection, Database, value_of
+from support.cluster import Cluster, Connection, Database, noticed, value_of
 from support.keywords import search as by_words
 from support.metrics import METRICS
 from support.searching import INDEXES, load, random_segments
@@ -98,16 +98,8 @@ def test_few_and_many_rows_that_pass(many: Database, secured: bool) -> None:
 
 def warnings(connection: Connection, filters: Any, **options: Any) -> list[str]:
     """What a search with these filters warns of, each warning with its hint."""
-    told: list[str] = []
-
-    def tell(notice: psycopg.errors.Diagnostic) -> None:
-        told.append(f"{notice.message_primary} {notice.message_hint}")
-
-    connection.add_notice_handler(tell)
-    try:
-        retrieve(connection, (1, 0, 0), filters=filters, **options)
-    finally:
-        connection.remove_notice_handler(tell)
+    told = noticed(connection, lambda notice: f"{notice.message_primary} {notice.message_hint}")
+    retrieve(connection, (1, 0, 0), filters=filters, **options)
     return told
 
 

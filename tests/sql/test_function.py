@@ -15,7 +15,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from ml_rag.backend.load import own_segments
-from support.cluster import Connection, Database, value_of
+from support.cluster import Connection, Database, noticed, value_of
 from support.loading import connect_as_loader
 from support.stores import Row, answer, as_text, create_store, error, fake_embedding, grant, mark, search
 
@@ -311,8 +311,7 @@ def test_vectors_of_other_dimensions_are_left_out(db: Database, owner: Connectio
     define(owner, "query vector, embedding vector", "SELECT query <=> embedding")
     create_store(owner, "one", [document(1, "tern")], type="vector(16)")
     create_store(owner, "other", [("x", 1, 1, "tern tern", [1, 0, 0])])
-    notices: list[str] = []
-    asker.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
+    notices = noticed(asker)
     rows = search(asker, "tern", {"arms": [arm("public.f", descending=False)]})
     assert [row[2] for row in rows] == ["d0001"]
     assert notices == ['"public.other" has other dimensions than the query embedding; ignored']
@@ -629,8 +628,7 @@ def test_a_function_sees_no_row_that_its_caller_may_not(db: Database, owner: Con
                 assert told == sorted(want)
             assert len(told) == len(want) == len(rows)
     owner.execute("DELETE FROM told")
-    notices: list[Any] = []
-    asker.add_notice_handler(lambda notice: notices.append(notice.message_detail))
+    notices = noticed(asker, lambda notice: notice.message_detail)
     search(asker, "q", {"arms": [arm("public.f")], "explain": True})
     assert '"rows": 67' in notices[0]
     assert "hidden" not in notices[0]
@@ -647,8 +645,7 @@ def test_a_store_that_fails_is_left_out_and_a_lock_is_not_waited_for(
         " AS 'BEGIN RAISE ''no'' USING ERRCODE = ''XX111''; END'"
     )
     owner.execute("ALTER TABLE other ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON other USING (fails())")
-    notices: list[str] = []
-    asker.add_notice_handler(lambda notice: notices.append(f"{notice.message_primary} {notice.message_detail}"))
+    notices = noticed(asker, lambda notice: f"{notice.message_primary} {notice.message_detail}")
     assert [row[2] for row in search(asker, "q", {"arms": [arm("public.f")]})] == ["d0001"]
     assert len(notices) == 1
     assert '"public.other" cannot be searched' in notices[0]

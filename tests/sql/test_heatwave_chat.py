@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from support.cluster import Connection, Database, value_of
+from support.cluster import Connection, Database, noticed, value_of
 from support.scripted import MODEL, Script
 from support.stores import Row, create_store, error, fake_embedding
 
@@ -112,8 +112,7 @@ def test_keys_narrow_the_search(stores: Connection, asker: Connection, script: S
 
 
 def test_skip_generate_return_prompt_and_progress(stores: Connection, asker: Connection, script: Script) -> None:
-    notices: list[str] = []
-    asker.add_notice_handler(lambda diag: notices.append(diag.message_primary or ""))
+    notices = noticed(asker)
     configure(asker, {"skip_generate": True})
     found = say(asker, "about?")
     assert (found["response"], found["chat_history"], len(found["documents"])) == (None, [], 3)

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, noticed
 from support.keywords import add, assert_exact, enable, found, keyword_store, rows, runs, search, tokens, waiting
 from support.stores import COLUMNS, create_store, error, mark
 
@@ -298,8 +298,7 @@ def test_configurations_of_languages(module_owner: Connection, language: str, co
 
 @pytest.mark.parametrize(("language", "warned"), [("englsh", True), ("zh", False), ("yue-HK", False), ("", True)])
 def test_a_language_that_is_none_is_warned_of(owner: Connection, language: str, warned: bool) -> None:
-    warnings: list[str | None] = []
-    owner.add_notice_handler(lambda d: warnings.append(d.message_primary))
+    warnings = noticed(owner)
     owner.execute("SELECT ml_rag.text_search_configuration(%s)", (language,))
     assert warnings == [f'unknown language "{language}"'] * warned
 
@@ -378,8 +377,7 @@ def test_numpy_of_another_python_is_told_from_none(owner: Connection, db: Databa
 @pytest.mark.fresh
 def test_without_numpy_a_store_is_made_without_an_index(owner: Connection, db: Database) -> None:
     connection = without_numpy(db)
-    warnings: list[tuple[str | None, str | None]] = []
-    connection.add_notice_handler(lambda d: warnings.append((d.message_primary, d.message_hint)))
+    warnings = noticed(connection, lambda d: (d.message_primary, d.message_hint))
     connection.execute("SELECT ml_rag.create_store('public.made')")
     ((message, hint),) = warnings
     assert "public.made gets no keyword index: keyword search needs numpy" in (message or "")

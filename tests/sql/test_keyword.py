@@ -15,7 +15,7 @@ import numpy as np
 import psycopg
 import pytest
 
-from support.cluster import Connection, Database, value_of
+from support.cluster import Connection, Database, noticed, value_of
 from support.keywords import MOST_CITED, add, assert_exact, by_hand, keyword_store, rows, search, tokens
 from support.stores import create_store, error, fake_embedding, insert
 from support.stores import search as search_rows
@@ -89,8 +89,7 @@ def test_a_text_larger_than_a_tsvector_is_counted_whole(module_owner: Connection
 
 
 def test_a_monster_of_a_word_is_no_error_and_no_notice(module_owner: Connection) -> None:
-    notices: list[str] = []
-    module_owner.add_notice_handler(lambda d: notices.append(d.message_primary or ""))
+    notices = noticed(module_owner)
     assert tokens(module_owner, "x" * 5000 + " cat") == {"cat": 1}
     assert tokens(module_owner, "x" * 3_000_000 + " cat") == {"cat": 1}
     assert notices == []
@@ -380,10 +379,7 @@ def test_a_query_with_no_words_finds_nothing(owner: Connection) -> None:
 def test_a_store_without_an_index_is_left_out_with_a_warning(owner: Connection) -> None:
     keyword_store(owner, ["fox"])
     create_store(owner, "bare", rows=rows(["fox"]))
-    warnings: list[Any] = []
-    owner.add_notice_handler(
-        lambda d: warnings.append((d.severity, d.sqlstate, d.message_primary, d.message_hint or ""))
-    )
+    warnings = noticed(owner, lambda d: (d.severity, d.sqlstate, d.message_primary, d.message_hint or ""))
     assert [row[0] for row in search(owner, "fox", name=None)] == [1]
     ((severity, sqlstate, message, hint),) = warnings
     assert (severity, sqlstate) == ("WARNING", "01000")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, noticed
 from support.documents_server import DocumentsServer
 from support.loading import counts, load, loader_role, rows, segments, write
 from support.stores import error, fake_embedding
@@ -54,8 +54,7 @@ def test_a_folder_that_cannot_be_read_is_reported_and_does_not_stop_the_others(
     with open("deep.txt", "w", opener=lambda name, flags: os.open(name, flags, dir_fd=descriptor)) as file:
         file.write("beta")
     os.close(descriptor)
-    messages: list[str | None] = []
-    loader.add_notice_handler(lambda notice: messages.append(notice.message_primary))
+    messages = noticed(loader)
     result = load(loader, f"{folder}/")
     assert counts(result) == {"loaded": 1, "failed": 1}
     (failed,) = result["failed"]
@@ -260,8 +259,7 @@ def test_failed_documents_are_grouped_by_reason(loader: Connection, server: Docu
     (folder / "sub").mkdir()
     write(folder, a="alpha", b="!fail", c="!fail", d="!empty")
     write(folder / "sub", e="!fail")
-    notices: list[str | None] = []
-    loader.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+    notices = noticed(loader)
     same = {"error": "no good", "detail": "it said so", "example": f"{folder}/b.txt"}
     empty = {"error": "the document has no text", "documents": 1, "example": f"{folder}/d.txt"}
     assert load(loader, f"{folder}/")["reasons"] == [{**same, "documents": 3}, empty]

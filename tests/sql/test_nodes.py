@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from support.cluster import Connection, Database, value_of
+from support.cluster import Connection, Database, noticed, value_of
 from support.documents_server import DocumentsServer
 from support.loading import counts, load, write
 from support.models_server import ModelsServer, embedding
@@ -378,8 +378,7 @@ def test_of_several_nodes_of_a_segment_that_of_the_heaviest_arm_is_cited(store: 
 def test_a_store_without_the_group_is_left_out_with_a_warning(store: Connection) -> None:
     create_store(store, "more", rows(), type="vector(16)")
     create(store, "sentences", transform="sentence")
-    told: list[str] = []
-    store.add_notice_handler(lambda d: told.append(str(d.message_primary)))
+    told = noticed(store, lambda d: str(d.message_primary))
     hits = search(store, "terns", {"arms": [ARM], "n_citations": 10})
     assert {row[1] for row in hits} == {"public.docs"}
     assert told == ['1 vector stores have no node group "sentences" to search; left out']
@@ -793,8 +792,7 @@ def test_documents_are_loaded_whatever_becomes_of_their_nodes(
     create(loader, "own", transform="public.own")
     loader.execute("DROP FUNCTION public.own")
     write(folder, b="Beta one.")
-    told: list[str] = []
-    loader.add_notice_handler(lambda d: told.append(str(d.message_primary)))
+    told = noticed(loader, lambda d: str(d.message_primary))
     assert counts(load(loader, f"{folder}/"))["loaded"] == 1
     assert any('node groups of "public.docs" are not filled' in line for line in told)
     assert nodes(loader, "own") == {(1, 1): ["Alpha one."]}
@@ -808,8 +806,7 @@ def test_a_load_tells_that_another_session_fills_the_group(
     load(loader, f"{folder}/")
     create(loader, "sentences", transform="sentence")
     write(folder, a="Alpha two.")
-    told: list[tuple[str | None, str | None]] = []
-    loader.add_notice_handler(lambda d: told.append((d.message_primary, d.message_hint)))
+    told = noticed(loader, lambda d: (d.message_primary, d.message_hint))
     other = db.connect()
     with other.transaction():
         other.execute("SELECT ml_rag._lock_nodes('docs'::regclass, 'sentences')")

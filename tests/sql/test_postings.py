@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from support.cluster import Cluster, Connection, Database
+from support.cluster import Cluster, Connection, Database, noticed
 from support.keywords import (
     SCORES,
     add,
@@ -228,8 +228,7 @@ def test_a_cheap_function_of_the_callers_sees_nothing_hidden(db: Database, owner
     owner.execute("REVOKE ALL ON hidden FROM ml_rag_user")
     owner.execute(sql.SQL("GRANT CREATE ON SCHEMA public TO {}").format(sql.Identifier(db.role("asker"))))
     asker = db.connect("asker")
-    seen: list[str] = []
-    asker.add_notice_handler(lambda d: seen.append(d.message_primary or ""))
+    seen = noticed(asker)
     asker.execute(
         "CREATE FUNCTION public.peek(r anyelement) RETURNS boolean LANGUAGE plpgsql COST 0.0000001"
         " AS $$ BEGIN RAISE NOTICE '%', r; RETURN true; END $$"

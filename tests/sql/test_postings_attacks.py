@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 
 from ml_rag.backend.keyword import TIES
-from support.cluster import Connection, Database, value_of
+from support.cluster import Connection, Database, noticed, value_of
 from support.keywords import SCORES, enable, keyword_store, runs, search, waiting
 from support.stores import error
 
@@ -430,8 +430,7 @@ def test_a_broken_index_does_not_stop_those_who_search_others(
     enable(attacker, "own.t2", '{"text_search_configuration": "own.c"}')
     assert len(search(tenant, "fox", name=None)) == 2
     attacker.execute(BREAK[how])
-    notices: list[str] = []
-    tenant.add_notice_handler(lambda diagnostic: notices.append(diagnostic.message_primary or ""))
+    notices = noticed(tenant)
     assert [row[0] for row in search(tenant, "fox", name=None)] == [1]
     assert notices == ['the keyword index of "own.t2" cannot be used; ignored']
     with error("55000", "cannot be used"):

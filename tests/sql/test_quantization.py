@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, noticed
 from support.loading import load, write
 from support.stores import answer, as_text, create_store, error, fake_embedding, grant, insert, mark, search
 
@@ -188,8 +188,7 @@ def test_more_dimensions_than_an_index_of_whole_vectors_has(db: Database, owner:
     source = np.random.default_rng(2)
     for i in range(20):
         insert(owner, "wide", [(f"d{i}", i, 1, "t", list(source.normal(size=2500)))])
-    notices: list[str] = []
-    owner.add_notice_handler(lambda notice: notices.append(notice.message_detail or ""))
+    notices = noticed(owner, lambda notice: notice.message_detail or "")
     owner.execute("SELECT ml_rag.index_store('wide')")
     assert indexes(owner, "wide") == []
     assert notices == ["Such an index is limited to 2000 dimensions; the column is vector(2500)."]
@@ -199,8 +198,7 @@ def test_more_dimensions_than_an_index_of_whole_vectors_has(db: Database, owner:
 
 def test_a_column_without_dimensions_gets_no_index_but_a_notice(db: Database, owner: Connection) -> None:
     create_store(owner, "Loose", [("d", 1, 1, "t", [1.0, 0.0, 0.0])], type="vector")
-    notices: list[str] = []
-    owner.add_notice_handler(lambda notice: notices.append(notice.message_hint or ""))
+    notices = noticed(owner, lambda notice: notice.message_hint or "")
     owner.execute("""SELECT ml_rag.index_store('"Loose"')""")
     (hint,) = notices
     statement = re.search("ALTER TABLE.*\\)", hint)

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.cluster import Connection, Database, value_of
+from support.cluster import Connection, Database, noticed, value_of
 from support.stores import create_store, error, fake_embedding
 
 STORE = [("a.txt", 1, 1, "apples are red", None), ("b.txt", 2, 1, "the sky is blue", None)]
@@ -222,16 +222,8 @@ def test_strangers_may_not(db: Database) -> None:
 
 def warned(connection: Connection, questions: str, **options: Any) -> list[str]:
     """The warnings of a run, each with its detail and hint in one line."""
-    told: list[str] = []
-
-    def tell(notice: psycopg.errors.Diagnostic) -> None:
-        told.append(f"{notice.message_primary} | {notice.message_detail} | {notice.message_hint}")
-
-    connection.add_notice_handler(tell)
-    try:
-        evaluate(connection, questions, **options)
-    finally:
-        connection.remove_notice_handler(tell)
+    told = noticed(connection, lambda d: f"{d.message_primary} | {d.message_detail} | {d.message_hint}")
+    evaluate(connection, questions, **options)
     return told
 
 

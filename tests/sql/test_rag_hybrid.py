@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, noticed
 from support.fusing import expected
 from support.metrics import METRICS
 from support.searching import hits
@@ -215,8 +215,7 @@ def test_one_arm_at_least(birds: Connection) -> None:
 def test_a_store_without_keyword_index_is_searched_by_meaning_only(owner: Connection, asker: Connection) -> None:
     make(owner, ["heron one", "grebe two"], "a")
     create_store(owner, "b", [document(1, "heron three")], type="vector(16)")
-    warnings: list[str] = []
-    asker.add_notice_handler(lambda diag: warnings.append(f"{diag.message_primary} {diag.message_hint}"))
+    warnings = noticed(asker, lambda diag: f"{diag.message_primary} {diag.message_hint}")
     found = hits(asker, "heron three", keyword_search=True)
     assert {h[0] for h in found} == {"d000", "d001"}
     assert len(found) == 3

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from ml_rag.backend.retrieval import find
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, noticed
 from support.hostile_server import embeddings, hostile, reply
 from support.stores import (
     ROWS,
@@ -236,8 +236,7 @@ def test_stores_without_an_index_are_warned_of_once(owner: Connection, asker: Co
         "CREATE FUNCTION public.fails() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RETURN 1 / 0 > 0; END $$;"
         "ALTER TABLE two ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON two USING (public.fails())"
     )
-    told: list[str] = []
-    asker.add_notice_handler(lambda notice: told.append(notice.message_primary or ""))
+    told = noticed(asker)
     found = retrieve(asker, (1, 0, 0), keyword_search=True)
     assert found["vector_store"] == ["public.one", "public.three"]
     assert sum("keyword index" in message for message in told) == 1, told

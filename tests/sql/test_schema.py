@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.cluster import Cluster, Connection, Database
+from support.cluster import Cluster, Connection, Database, noticed
 from support.hostile_server import hostile, silent
 from support.stores import create_store, error
 
@@ -307,8 +307,7 @@ def test_a_live_address_is_set_without_a_word(owner: Connection, local_sockets: 
 def test_a_model_that_is_not_there_is_set_with_a_warning(
     owner: Connection, name: str, value: str | None, task: str | None
 ) -> None:
-    told: list[str | None] = []
-    owner.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    told = noticed(owner)
     owner.execute("SELECT ml_rag.configure(%s, %s)", (name, value))
     wanted = f'{name} is set, but the model server has no model "{value}" that can {task}'
     assert told == ([wanted] if task else [])
@@ -316,8 +315,7 @@ def test_a_model_that_is_not_there_is_set_with_a_warning(
 
 def test_a_model_is_set_where_no_model_server_answers(owner: Connection) -> None:
     owner.execute("SELECT ml_rag.configure('model_server', 'unix:/no/such.sock')")
-    told: list[str | None] = []
-    owner.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    told = noticed(owner)
     owner.execute("SELECT ml_rag.configure('embed_model_id', 'fake-embed')")
     assert told == []
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, noticed
 from support.models_server import ModelsServer
 from support.processes import Background
 from support.stores import error, fake_embedding, search
@@ -395,8 +395,7 @@ def test_whoever_names_the_table_learns_which_one_its_segments_are_in(
 
 
 def test_a_node_group_is_dropped_before_the_vectorizer(notes: Connection) -> None:
-    told: list[Any] = []
-    notes.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    told = noticed(notes)
     notes.execute("CALL ml_rag.create_node_group('notes_segments', 'parts', '{\"transform\": \"sentence\"}')")
     drop = "SELECT ml_rag.drop_vectorizer('notes')"
     with error("2BP01", 'node group "parts"', "drop_node_group('public.notes_segments', 'parts')"):
@@ -455,8 +454,7 @@ def test_rows_that_their_owner_does_not_see_are_followed(owner: Connection, tena
 
 
 def test_a_disabled_trigger_is_reported(notes: Connection) -> None:
-    told: list[str] = []
-    notes.add_notice_handler(lambda d: told.append(d.message_primary or ""))
+    told = noticed(notes)
     notes.execute("ALTER TABLE notes DISABLE TRIGGER ml_rag_segments_update")
     run(notes, "notes")
     assert told == ['a trigger of "public.notes" was dropped or disabled']

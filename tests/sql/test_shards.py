@@ -17,7 +17,7 @@ from psycopg import sql
 
 import ml_rag
 from support.citus import without_citus
-from support.cluster import Connection, Database, value_of, waits_for_a_lock
+from support.cluster import Connection, Database, noticed, value_of, waits_for_a_lock
 from support.loading import loader_role, rows
 from support.partitions import CALLS, both, fill, send, words
 from support.processes import Background, wait_until
@@ -155,8 +155,7 @@ def remote(owner: Connection, options: dict[str, Any]) -> list[str]:
         "LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0; SET auto_explain.log_nested_statements = on;"
         "SET auto_explain.log_verbose = on; SET client_min_messages = log"
     )
-    plans: list[str] = []
-    owner.add_notice_handler(lambda d: plans.append(d.message_primary or ""))
+    plans = noticed(owner)
     found = answer(owner, "birch", {"vector_store": ["public.four"], "skip_generate": True, **options})
     assert all(citation["distance"] is not None for citation in found["citations"])
     return [line.strip() for plan in plans for line in plan.split("\n")]
@@ -454,8 +453,7 @@ def test_a_search_that_waits_while_a_partition_comes_back_finds_its_rows(
 def test_what_is_moved_away_from_a_server_stays_there(sharded: Connection, shard: list[Shard]) -> None:
     """That server commits first: a crash between both would lose what is deleted there."""
     expected = rows(sharded, "SELECT count(*) FROM four")
-    notices: list[tuple[str | None, str | None]] = []
-    sharded.add_notice_handler(lambda notice: notices.append((notice.message_primary, notice.message_hint)))
+    notices = noticed(sharded, lambda notice: (notice.message_primary, notice.message_hint))
     hint = "Delete them there once this transaction is committed."
     with shard[0].connect() as other:
         there = rows(other, "SELECT document_id, segment_number FROM a ORDER BY 1, 2")

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from psycopg import sql
 
 from ml_rag.cli import main
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, noticed
 from support.documents_server import DocumentsServer
 from support.loading import counts, loader_role, rows, segments, write
 from support.processes import wait_until
@@ -180,8 +180,7 @@ def test_index_store_builds_one_index_a_metric(store: Connection) -> None:
 
 def test_a_column_too_wide_for_an_index_gets_none_and_says_so(store: Connection) -> None:
     store.execute("ALTER TABLE docs ALTER segment_embedding TYPE vector(2001)")
-    notices: list[str | None] = []
-    store.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+    notices = noticed(store)
     store.execute("SELECT ml_rag.index_store('docs')")
     assert notices == ['"public.docs" gets no index']
 

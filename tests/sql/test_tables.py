@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.cluster import Connection, Database, value_of, waits_for_a_lock
+from support.cluster import Connection, Database, noticed, value_of, waits_for_a_lock
 from support.hostile_server import embeddings, hostile, reply, silent
 from support.models_server import ModelsServer
 from support.processes import Background, wait_until
@@ -79,8 +79,7 @@ def test_embed_table_tells_where_it_cannot_notice_changed_texts(db: Database, te
         " 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'; GRANT SELECT, UPDATE ON texts TO PUBLIC"
     )
     asker = db.connect("asker")
-    told: list[str] = []
-    asker.add_notice_handler(lambda d: told.append(d.message_primary or ""))
+    told = noticed(asker)
     assert call(asker, "ml_embed_table", "public.texts.q", "public.texts.vector")["succeeded"] == 3
     assert told[0] == 'changed texts of "public.texts" will keep their embedding'
     told.clear()

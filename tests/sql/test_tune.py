@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.cluster import Connection, value_of
+from support.cluster import Connection, noticed, value_of
 from support.stores import answer, create_store, error
 
 DIMENSIONS = 16
@@ -150,8 +150,7 @@ def test_rescoring_of_a_binary_index_is_tuned(owner: Connection, asker: Connecti
 
 def test_a_recall_that_no_setting_reaches_is_a_warning(owner: Connection, store: str) -> None:
     index(owner, options="m = 2, ef_construction = 4")
-    notices: list[tuple[str | None, ...]] = []
-    owner.add_notice_handler(lambda d: notices.append((d.message_primary, d.message_detail)))
+    notices = noticed(owner, lambda d: (d.message_primary, d.message_detail))
     _, *curve = tune(owner, questions="asked", recall=1)
     best = max(row["recall"] for row in curve)
     assert best < 1
@@ -169,8 +168,7 @@ def test_explain_warns_once_the_table_has_doubled(owner: Connection, asker: Conn
         f" FROM docs LIMIT {ROWS - 1}"
     )
     owner.execute("ANALYZE docs")
-    notices: list[tuple[str | None, ...]] = []
-    asker.add_notice_handler(lambda d: notices.append((d.message_primary, d.message_detail)))
+    notices = noticed(asker, lambda d: (d.message_primary, d.message_detail))
     assert explained(asker)["tuned"]["is_outgrown"] is False
     assert notices == []
     owner.execute("INSERT INTO docs SELECT 'x', '{}', 5000, 1, 'x', NULL")

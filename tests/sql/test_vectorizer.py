@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from support.cluster import Connection, Database, value_of
+from support.cluster import Connection, Database, noticed, value_of
 from support.embeddings import triggers
 from support.loading import rows
 from support.models_server import ModelsServer
@@ -292,8 +292,7 @@ def test_a_partitioned_table(owner: Connection, models: ModelsServer) -> None:
 
 def test_one_row_is_spoken_of_as_one(items: Connection) -> None:
     items.execute("INSERT INTO items VALUES (10, NULL)")
-    told: list[str | None] = []
-    items.add_notice_handler(lambda d: told.append(d.message_primary))
+    told = noticed(items)
     assert run(items)["failed"] == 1
     assert told == ['a row of "public.items" could not be embedded']
 
@@ -303,8 +302,7 @@ def test_poison_rows_hold_nobody_up(items: Connection, models: ModelsServer) -> 
         "INSERT INTO items SELECT i, CASE i WHEN 10 THEN NULL WHEN 11 THEN ' ' WHEN 12 THEN repeat('x', 1000001)"
         " WHEN 13 THEN '!nan' WHEN 40 THEN '!nan' ELSE 'name ' || i END FROM generate_series(10, 60) AS i"
     )
-    told: list[tuple[str | None, str | None]] = []
-    items.add_notice_handler(lambda d: told.append((d.message_primary, d.message_hint)))
+    told = noticed(items, lambda d: (d.message_primary, d.message_hint))
     result = run(items)
     assert (result["embedded"], result["failed"], result["pending"]) == (46, 5, 0)
     ((message, hint),) = told
@@ -748,8 +746,7 @@ def test_since_when_rows_wait_is_told_where_the_server_keeps_the_times_of_commit
 
 
 def test_a_disabled_trigger_is_reported(items: Connection) -> None:
-    told: list[str] = []
-    items.add_notice_handler(lambda d: told.append(d.message_primary or ""))
+    told = noticed(items)
     items.execute('ALTER TABLE items DISABLE TRIGGER "~ml_rag_segment_embedding"')
     run(items)
     assert told == ['a trigger of "public.items" was dropped or disabled']

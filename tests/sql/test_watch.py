@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.cluster import Connection, Database, waits_for_a_lock
+from support.cluster import Connection, Database, noticed, waits_for_a_lock
 from support.hostile_server import hostile, reply, silent
 from support.processes import Background, wait_until
 from support.stores import create_store, error
@@ -366,8 +366,7 @@ def test_where_the_model_server_is_gone_that_is_said_and_the_views_are_empty(
     asker.execute("SELECT ml_embed_row('x')")
     owner.execute("SELECT ml_rag.configure('model_server', 'unix:/nowhere/ml_rag.sock')")
     session = db.connect("asker")
-    told: list[str] = []
-    session.add_notice_handler(lambda d: told.append(f"{d.message_primary} / {d.message_detail} / {d.message_hint}"))
+    told = noticed(session, lambda d: f"{d.message_primary} / {d.message_detail} / {d.message_hint}")
     for view, what in ("activity", "calls in flight"), ("progress", "calls in flight"), ("stats", "statistics"):
         assert session.execute(f"SELECT * FROM ml_rag.{view}").fetchall() == []
         warning = told.pop()
@@ -384,8 +383,7 @@ def test_where_the_model_server_is_gone_that_is_said_and_the_views_are_empty(
 def test_of_a_model_server_that_answers_nonsense_that_is_said(
     owner: Connection, asker: Connection, local_sockets: Path, body: bytes
 ) -> None:
-    told: list[str | None] = []
-    asker.add_notice_handler(lambda d: told.append(d.message_detail))
+    told = noticed(asker, lambda d: d.message_detail)
     with hostile(local_sockets, silent) as server:
         server.show_calls = reply(body)
         owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))

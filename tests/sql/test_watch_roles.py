@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, noticed
 from support.stores import create_store, error
 from support.watching import counted, gate, held, shown, stats
 
@@ -135,8 +135,7 @@ def test_calls_in_a_read_only_transaction_are_told(owner: Connection, asker: Con
 def test_where_the_python_side_is_missing_that_is_said_and_the_views_are_empty(db: Database, owner: Connection) -> None:
     owner.execute("CREATE OR REPLACE FUNCTION ml_rag._python_path() RETURNS text LANGUAGE sql AS $$SELECT '/nowhere'$$")
     session = db.connect()
-    told: list[str] = []
-    session.add_notice_handler(lambda d: told.append(f"{d.message_primary} / {d.message_detail} / {d.message_hint}"))
+    told = noticed(session, lambda d: f"{d.message_primary} / {d.message_detail} / {d.message_hint}")
     for view, what in ("activity", "calls in flight"), ("stats", "statistics"):
         assert session.execute(f"SELECT * FROM ml_rag.{view}").fetchall() == []
         assert told.pop().startswith(f"{what} cannot be shown / the Python side of ml_rag cannot be imported: Module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, LiteralString
@@ -24,6 +24,15 @@ def value_of(connection: Connection, query: LiteralString | bytes | sql.Composab
     row = connection.execute(query, values).fetchone()
     assert row is not None
     return row[0]
+
+
+def noticed(
+    connection: Connection, what: Callable[[psycopg.errors.Diagnostic], Any] = lambda d: d.message_primary or ""
+) -> list[Any]:
+    """What there is of each notice from now on: its message, where no more is asked for."""
+    found: list[Any] = []
+    connection.add_notice_handler(lambda notice: found.append(what(notice)))
+    return found
 
 
 def waits_for_a_lock(watcher: Connection, connection: Connection) -> bool:
