@@ -518,6 +518,10 @@ BEGIN
       HINT = 'Call it in a transaction of its own, or at READ COMMITTED.';
   END IF;
   PERFORM ml_rag._lock_indexed(store, 'SHARE ROW EXCLUSIVE');
+  -- again, as columns can have changed while it was waited for: t.to_jsonb of one that is gone is
+  -- to_jsonb(t), which runs casts of the other columns
+  _index := ml_rag._keyword_definition(store, coalesce(nullif(options, 'null'), '{}') - 'language'
+    || jsonb_build_object('text_search_configuration', _index.configuration));
   PERFORM ml_rag._make_keyword_triggers(store, CASE WHEN ml_rag._is_distributed(store) THEN
     jsonb_build_object('segment', _index.segment, 'text_search_configuration', _index.configuration,
       'k1', _index.k1, 'b', _index.b,

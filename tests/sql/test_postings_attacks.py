@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from psycopg import sql
 from ml_rag.backend.keyword import TIES
 from support.cluster import Connection, Database, noticed, value_of
 from support.keywords import SCORES, enable, keyword_store, runs, search, waiting
+from support.processes import wait_until
 from support.stores import error
 
 SPY = """
@@ -251,6 +253,30 @@ def test_a_column_that_is_gone_behind_a_snapshot_is_no_function(
         for table in ("parent", "leaf"):
             with error("40001", "columns of"), late.transaction():
                 late.execute(f"INSERT INTO own.{table} VALUES (2, 'fox')".encode())
+    assert ran_as(attacker) == set()
+
+
+def test_a_column_that_goes_while_its_index_is_waited_for_is_no_function(
+    owner: Connection, attacker: Connection
+) -> None:
+    attacker.execute("CREATE FUNCTION own.as_json(own.mood) RETURNS json LANGUAGE plpgsql AS"
+                     " $$ BEGIN PERFORM own.note(); RETURN '1'; END $$")  # fmt: skip
+    attacker.execute("CREATE CAST (own.mood AS json) WITH FUNCTION own.as_json(own.mood)")
+    attacker.execute("CREATE TABLE own.moods (id integer PRIMARY KEY, to_jsonb text, mood own.mood);"
+                     "INSERT INTO own.moods VALUES (1, 'x', 'fox')")  # fmt: skip
+
+    def index() -> None:
+        with error("22023", "text column"):
+            enable(owner, "own.moods", '{"segment": "to_jsonb"}')
+
+    with ThreadPoolExecutor(1) as pool:
+        with attacker.transaction():
+            attacker.execute("LOCK TABLE own.moods")
+            indexing = pool.submit(index)
+            waiting = "SELECT FROM pg_locks WHERE relation = 'own.moods'::regclass AND NOT granted"
+            wait_until(lambda: attacker.execute(waiting).rowcount == 1)
+            attacker.execute("ALTER TABLE own.moods DROP to_jsonb")
+        indexing.result(30)
     assert ran_as(attacker) == set()
 
 
