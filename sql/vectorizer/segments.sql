@@ -75,15 +75,17 @@ DECLARE
   _same text := ml_rag._same_key('n', _source.key, 'o', _source.key);
   _rows CONSTANT text := '(SELECT ($1).*) AS o, (SELECT ($2).*) AS n';
 BEGIN
-  PERFORM ml_rag._hold(ARRAY[_table::oid]);
+  -- no trigger comes between the check and the statements. No weaker lock comes before: one that drops a node
+  -- group keeps writers out, and then waits for whoever reads
+  PERFORM ml_rag._hold(ARRAY[_table::oid], operation <> 'ALL');
   PERFORM ml_rag._refuse_foreign_schema(_table);
   PERFORM ml_rag._refuse_foreign_schema(relation);
   IF operation <> 'ALL' THEN
-    -- no trigger comes between the check and the statements, nor one of what changes with the segments, where
-    -- others than its owner may make one: who writes to all of these waits until their indexes are built
+    -- nor a trigger of what changes with the segments, where others than its owner may make one: who writes
+    -- to all of these waits until their indexes are built
     PERFORM ml_rag._hold(ARRAY(
       SELECT c.oid FROM unnest(ml_rag._changed_with(_table)) AS t (oid) JOIN pg_class AS c ON c.oid = t.oid
-      WHERE c.oid = _table OR EXISTS (
+      WHERE c.oid <> _table AND EXISTS (
         SELECT FROM (SELECT c.relacl AS acl
           UNION ALL SELECT n.attacl FROM pg_attribute AS n WHERE n.attrelid = c.oid) AS g
         CROSS JOIN LATERAL aclexplode(g.acl) AS a

@@ -10,7 +10,7 @@ import pytest
 
 from support.cluster import Connection, Database, noticed
 from support.models_server import ModelsServer
-from support.processes import Background
+from support.processes import Background, wait_until
 from support.stores import error, fake_embedding, search
 from support.vectorizers import assert_segments_in_step, create, failures, pending, run
 
@@ -404,6 +404,19 @@ def test_a_node_group_is_dropped_before_the_vectorizer(notes: Connection) -> Non
     notes.execute(drop)
     assert told == []
     assert notes.execute("SELECT to_regclass('notes_segments')").fetchone() == (None,)
+
+
+def test_a_node_group_is_dropped_while_a_writer_waits(db: Database, notes: Connection) -> None:
+    """Who drops it keeps writers of the segments out, then readers: a writer that had begun as one was in the way."""
+    notes.execute("CALL ml_rag.create_node_group('notes_segments', 'parts', '{\"transform\": \"sentence\"}')")
+    with db.connect().transaction() as transaction:
+        transaction.connection.execute("LOCK TABLE notes_segments IN SHARE ROW EXCLUSIVE MODE")
+        writer = Background(lambda: notes.execute("UPDATE notes SET body = 'hat' WHERE id = 1"))
+        with db.connect() as watcher:
+            wait_until(lambda: watcher.execute("SELECT FROM pg_locks WHERE NOT granted").fetchone() is not None)
+        transaction.connection.execute("SELECT ml_rag.drop_node_group('notes_segments', 'parts')")
+    writer.result()
+    assert ("one", 1, "hat") in segments(notes)
 
 
 def test_a_dropped_vectorizer_that_leaves_its_segments(notes: Connection) -> None:
