@@ -419,6 +419,18 @@ def test_a_node_group_is_dropped_while_a_writer_waits(db: Database, notes: Conne
     assert ("one", 1, "hat") in segments(notes)
 
 
+def test_a_node_group_is_dropped_while_a_reader_becomes_a_writer(db: Database, notes: Connection) -> None:
+    notes.execute("CALL ml_rag.create_node_group('notes_segments', 'parts', '{\"transform\": \"sentence\"}')")
+    with db.connect().transaction() as transaction:
+        transaction.connection.execute("SELECT count(*) FROM notes_segments")
+        dropped = Background(lambda: notes.execute("SELECT ml_rag.drop_node_group('notes_segments', 'parts')"))
+        with db.connect() as watcher:
+            wait_until(lambda: watcher.execute("SELECT FROM pg_locks WHERE NOT granted").fetchone() is not None)
+        transaction.connection.execute("UPDATE notes SET body = 'hat' WHERE id = 1")
+    dropped.result()
+    assert notes.execute("SELECT count(*) FROM ml_rag.node_group").fetchone() == (0,)
+
+
 def test_a_dropped_vectorizer_that_leaves_its_segments(notes: Connection) -> None:
     notes.execute("""SELECT ml_rag.drop_vectorizer('notes', '{"keep_columns": true}')""")
     notes.execute("UPDATE notes SET body = 'hat' WHERE id = 1")
