@@ -11,6 +11,7 @@ DECLARE
   _is_good boolean := false;
   _task text;
   _listed record;
+  _model record;
 BEGIN
   IF NOT EXISTS (SELECT FROM ml_rag.setting AS s WHERE s.name = configure.name) THEN
     RAISE EXCEPTION USING ERRCODE = '22023',
@@ -76,15 +77,25 @@ BEGIN
     FROM ml_rag._call_python('get', '["/v1/models"]') AS r;
     IF _listed.error ->> 'sqlstate' LIKE '57%' THEN
       PERFORM ml_rag._raise(_listed.error);
-    ELSIF _listed.error IS NULL AND NOT _listed.models @> jsonb_build_array(jsonb_build_object(
-        'task', _task, 'id', split_part(configure.value, '@', 1))) THEN
-      -- no error: the model may be added later
+    END IF;
+    SELECT m.available, m.pull INTO _model
+    FROM jsonb_to_recordset(_listed.models) AS m (id text, task text, available boolean, pull text)
+    WHERE m.task = _task AND m.id = split_part(configure.value, '@', 1);
+    -- no errors: the model may be added later
+    IF _listed.error IS NULL AND NOT FOUND THEN
       RAISE WARNING USING ERRCODE = '01000',
         MESSAGE = format('%s is set, but the model server has no model "%s" that can %s', configure.name,
           left(configure.value, 200), _task),
         DETAIL = 'Calls that name no model will fail.',
         HINT = 'SELECT * FROM ml_supported_models() lists its models. After adding one to its catalogue, '
           'restart it.';
+    ELSIF NOT _model.available THEN
+      RAISE WARNING USING ERRCODE = '01000',
+        MESSAGE = format('%s is set, but the files of model "%s" are missing', configure.name,
+          configure.value),
+        DETAIL = 'Calls that name no model will fail.',
+        HINT = coalesce('Get them with: ' || _model.pull,
+          'SELECT * FROM ml_supported_models() lists the models that are there.');
     END IF;
   END IF;
 @CATCH@

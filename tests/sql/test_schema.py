@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from support.cluster import Cluster, Connection, Database, noticed
-from support.hostile_server import hostile, silent
+from support.hostile_server import hostile, reply, silent
+from support.schema import LARGE
 from support.stores import create_store, error
 
 SETTINGS = {
@@ -311,6 +312,22 @@ def test_a_model_that_is_not_there_is_set_with_a_warning(
     owner.execute("SELECT ml_rag.configure(%s, %s)", (name, value))
     wanted = f'{name} is set, but the model server has no model "{value}" that can {task}'
     assert told == ([wanted] if task else [])
+
+
+def test_a_model_whose_files_are_missing_is_set_with_a_warning(owner: Connection, local_sockets: Path) -> None:
+    listed = {"object": "list", "data": [LARGE, {**LARGE, "id": "own", "pull": None}, {**LARGE, "task": "embed"}]}
+    with hostile(local_sockets, reply(listed)) as server:
+        owner.execute("SELECT ml_rag.configure('model_server', %s)", (server.address,))
+        told = noticed(owner, lambda d: (d.message_primary, d.message_hint))
+        for name in ("large", "own"):
+            owner.execute("SELECT ml_rag.configure('generate_model_id', %s)", (name,))
+    assert told == [
+        ('generate_model_id is set, but the files of model "large" are missing', "Get them with: get large"),
+        (
+            'generate_model_id is set, but the files of model "own" are missing',
+            "SELECT * FROM ml_supported_models() lists the models that are there.",
+        ),
+    ]
 
 
 def test_a_model_is_set_where_no_model_server_answers(owner: Connection) -> None:
