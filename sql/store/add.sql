@@ -46,6 +46,17 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._is_vectorized(store oid, segment name) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+-- purpose: whether a vectorizer keeps the texts of a table  Reads: the catalog
+BEGIN
+  RETURN EXISTS (SELECT FROM pg_trigger AS g JOIN pg_proc AS p ON p.oid = g.tgfoid
+                 JOIN pg_attribute AS a ON a.attrelid = store AND a.attname = segment AND a.attgenerated <> ''
+                 WHERE g.tgrelid = store AND p.proname = '_wake_workers'
+                   AND p.pronamespace = 'ml_rag'::regnamespace);
+END
+$$;
+
 CREATE FUNCTION ml_rag._check_texts(store regclass, segment name, embedding name) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: that a table has texts and a default embedding of them  Reads: the catalog
@@ -65,10 +76,7 @@ BEGIN
       DETAIL = format('Columns missing or of another type: %s.', _wrong),
       HINT = coalesce(ml_rag._segments_hint(store),
         'Name its columns in "vector_store_columns": {"segment": …, "segment_embedding": …}.');
-  ELSIF EXISTS (SELECT FROM pg_trigger AS g JOIN pg_proc AS p ON p.oid = g.tgfoid
-                JOIN pg_attribute AS a ON a.attrelid = store AND a.attname = segment AND a.attgenerated <> ''
-                WHERE g.tgrelid = store AND p.proname = '_wake_workers'
-                  AND p.pronamespace = 'ml_rag'::regnamespace) THEN
+  ELSIF ml_rag._is_vectorized(store, segment) THEN
     RAISE EXCEPTION USING ERRCODE = '55000',
       MESSAGE = format('the embeddings of "%s" cannot be changed', store),
       DETAIL = 'It has a vectorizer, which keeps one embedding.',

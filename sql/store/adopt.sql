@@ -242,6 +242,12 @@ BEGIN
   ELSIF _options ? 'view' AND NOT _options ? 'collection' THEN
     PERFORM ml_rag._bad_option('view', _options -> 'view', 'nothing without "collection"');
   END IF;
+  IF ml_rag._is_vectorized(_relation, 'segment') THEN
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('table "%s" is a vector store already', _relation),
+      DETAIL = 'It has a vectorizer, whose columns the comment of its embedding names.',
+      HINT = 'Only a table that another program fills is to be adopted.';
+  END IF;
   _column := _found.columns ->> 'segment_embedding';
   _comment := (SELECT col_description(a.attrelid, a.attnum) FROM pg_attribute AS a
     WHERE a.attrelid = _relation AND a.attname = _column AND NOT a.attisdropped);
@@ -290,4 +296,4 @@ of each collection, taken at random, are embedded again: a cosine similarity bel
 there is an error. For the owner of the table or view.
 Returns {"vector_store", "made_by", "embed_model_id", "columns", "checked", "least_similarity"}.
 Errors: 22023 bad option, columns or model not known, vectors of another model; 25006 read-only; 42501; 42809,
-42P01 no such table; 55000 model not available; 08006; 53300; 57014; 38000.$$;
+42P01 no such table; 55000 model not available, or the table has a vectorizer; 08006; 53300; 57014; 38000.$$;

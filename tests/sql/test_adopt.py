@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support import vectorizers
 from support.cluster import Connection, Database, noticed, value_of
 from support.embeddings import comment_on
 from support.stores import answer, as_text, create_store, error, fake_embedding, grant, mark, names, search
@@ -481,3 +482,13 @@ def test_the_hint_for_an_index_of_words_names_a_column_that_is_there(owner: Conn
         owner.execute("SELECT ml_rag.enable_keyword_search(%s)", (name,))
     assert caught.hint == 'Name the column that holds the text: {"segment": "content"}.'
     owner.execute('SELECT ml_rag.enable_keyword_search(%s, \'{"segment": "content"}\')', (name,))
+
+
+def test_a_table_with_a_vectorizer_is_a_store_already(owner: Connection) -> None:
+    owner.execute("CREATE TABLE public.notes (id integer PRIMARY KEY, body text)")
+    vectorizers.create(owner, "notes", "body")
+    marker = "SELECT col_description('notes'::regclass, attnum) FROM pg_attribute WHERE attname = 'segment_embedding'"
+    before = value_of(owner, f"{marker} AND attrelid = 'notes'::regclass")
+    with error("55000", "is a vector store already", "vectorizer"):
+        owner.execute("SELECT ml_rag.adopt('notes')")
+    assert value_of(owner, f"{marker} AND attrelid = 'notes'::regclass") == before
