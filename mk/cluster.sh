@@ -34,7 +34,8 @@ start() {
   elif [ "$have" != "$major" ]; then
     die "the private cluster was made by PostgreSQL $have and this is $major: run make clean, then this again"
   fi
-  detached as_cluster_user "$(pg_bin pg_ctl)" -w -s -D "$PGDATA" -l "$PGHOST/postgresql.log" start ||
+  # the command that hints name
+  detached as_cluster_user env ML_RAG_START_SERVER="make start" "$(pg_bin pg_ctl)" -w -s -D "$PGDATA" -l "$PGHOST/postgresql.log" start ||
     die "the private cluster does not start: read $PGHOST/postgresql.log"
 }
 
