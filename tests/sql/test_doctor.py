@@ -284,7 +284,7 @@ def test_without_a_language_model_it_tells_how_to_get_one(owner: Connection, db:
     owner.execute("SELECT ml_rag.configure('generate_model_id', 'extractive')")
     _, found = findings(db)
     assert found["answers"]["ok"]
-    assert "no language model is there" in str(found["answers"]["found"])
+    assert "no capable language model is there" in str(found["answers"]["found"])
     assert "ml-rag models pull qwen2.5-1.5b-instruct --models-dir /" in str(found["answers"]["hint"])
     assert found["generation"]["ok"], found["generation"]
 

@@ -574,7 +574,7 @@ def check_language_models(connection: psycopg.Connection) -> Iterator[Finding]:
         yield Finding(
             "answers",
             True,
-            "extractive answers with sentences of the documents: no language model is there"
+            "extractive answers with sentences of the documents: no capable language model is there"
             if models["generate"] == EXTRACTIVE
             else f"{models['generate']} is there to try things out: it often repeats a passage instead of answering",
             f"{after_pull(connection, USABLE)}SELECT ml_rag.configure('generate_model_id', '{USABLE}'). Ollama, or "
