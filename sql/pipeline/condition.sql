@@ -136,17 +136,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._as_jsonb(document json) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the metadata of a row where the column is json: null where jsonb cannot hold it (\u0000,
--- 1e999999, as deep as there is stack), since one such row must not break the search of all the others
-BEGIN
-  RETURN document::jsonb;
-EXCEPTION WHEN data_exception OR statement_too_complex THEN
-  RETURN NULL;
-END
-$$;
-
 CREATE FUNCTION ml_rag._base_type(type oid) RETURNS regtype
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: what a type is below its domains  Reads: the catalog

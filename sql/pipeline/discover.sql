@@ -364,6 +364,24 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._as_jsonb(document json) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
+-- purpose: the metadata of a row where the column is json: null where jsonb cannot hold it (\u0000,
+-- 1e999999, as deep as there is stack), since one such row must not break the search of all the others
+BEGIN
+  RETURN document::jsonb;
+EXCEPTION WHEN data_exception OR statement_too_complex THEN
+  RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION ml_rag._as_jsonb(document anyelement) RETURNS jsonb
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+-- purpose: the same of a column of any other type. One expression, for PostgreSQL to put in the place of the
+-- call: it pins no search_path, and names the schema
+SELECT pg_catalog.to_jsonb(document)
+$$;
+
 CREATE FUNCTION ml_rag._document_name(store ml_rag.store) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: SQL of the name of the document of a row t: its column, else what programs keep of it in the
@@ -375,7 +393,8 @@ BEGIN
     RETURN quote_literal(store.vector_store);
   END IF;
   RETURN format('coalesce(%s, %L)', (
-    SELECT string_agg(format('nullif(to_jsonb(t.%I) ->> %L, %L)', store.metadata, k, ''), ', ' ORDER BY place)
+    SELECT string_agg(format('nullif(ml_rag._as_jsonb(t.%I) ->> %L, %L)', store.metadata, k, ''), ', '
+      ORDER BY place)
     FROM unnest('{source,file_path,file_name,url,title}'::text[]) WITH ORDINALITY AS u (k, place)),
       store.vector_store);
 END

@@ -35,8 +35,8 @@ BEGIN
                   FROM (SELECT %s AS name, %s AS place, %s$query$, with_titles, _name,
         CASE WHEN _store.segment_number IS NULL THEN '1' ELSE format('t.%I', _store.segment_number) END,
         CASE WHEN with_titles AND _store.metadata IS NOT NULL THEN
-          format('left(to_jsonb(t.%1$I) ->> ''title'', 300) AS title,'
-            ' left(to_jsonb(t.%1$I) -> ''headings'' ->> -1, 300) AS heading', _store.metadata)
+          format('left(ml_rag._as_jsonb(t.%1$I) ->> ''title'', 300) AS title,'
+            ' left(ml_rag._as_jsonb(t.%1$I) -> ''headings'' ->> -1, 300) AS heading', _store.metadata)
           ELSE 'NULL AS title, NULL AS heading' END),
       format('WHERE t.%I IS NOT NULL) AS r WHERE length(r.name) <= %s OR r.name = ANY ($1)'
         ' ORDER BY r.name, r.place) AS n ORDER BY n.name = ANY ($1) DESC, n.name LIMIT %s) AS d',

@@ -142,7 +142,8 @@ BEGIN
     IF wanted = 'true' THEN
       -- the keys that most of the first thousand rows have, with values that are not objects, at most 20
       _common := ml_rag._read_apart(_store, format(
-        'WITH first AS MATERIALIZED (SELECT to_jsonb(t.%I) AS metadata', _store.metadata), $query$LIMIT 1000)
+        'WITH first AS MATERIALIZED (SELECT ml_rag._as_jsonb(t.%I) AS metadata', _store.metadata),
+        $query$LIMIT 1000)
         SELECT jsonb_agg(k.key) FROM (
           SELECT e.key FROM first AS f,
             jsonb_each(CASE jsonb_typeof(f.metadata) WHEN 'object' THEN f.metadata ELSE '{}' END) AS e

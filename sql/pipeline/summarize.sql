@@ -31,7 +31,7 @@ BEGIN
     'NULL::text, NULL::bigint, NULL::bigint '
     'FROM (SELECT s.*, sum(ml_rag._read_bytes(s.segment, concat(s.name, s.id), s.metadata)) OVER ('
     'ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before '
-    'FROM (SELECT s.name, s.id, s.number, s.segment, to_jsonb(s.metadata) AS metadata '
+    'FROM (SELECT s.name, s.id, s.number, s.segment, ml_rag._as_jsonb(s.metadata) AS metadata '
     'FROM (SELECT %s AS name, %s AS id, %s::bigint AS number, t.%I::text AS segment, %s AS metadata '
     'FROM %s AS t WHERE t.%I IS NOT NULL%s ORDER BY (%s) COLLATE "C", %s, %s LIMIT $2) AS s '
     'OFFSET 0) AS s) AS s '

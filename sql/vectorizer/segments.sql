@@ -29,7 +29,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 BEGIN
   RETURN (
     SELECT format('jsonb_build_object(%s)', string_agg(format(
-      '%1$L, CASE WHEN octet_length(n.%1$I::text) <= 10000 THEN to_jsonb(n.%1$I) END', c.name), ', '
+      '%1$L, CASE WHEN octet_length(n.%1$I::text) <= 10000 THEN ml_rag._as_jsonb(n.%1$I) END', c.name), ', '
       ORDER BY c.place))
     FROM pg_attribute AS e
     CROSS JOIN string_to_table(ml_rag._marked_key(col_description(segments, e.attnum), 'ROW'), '+')

@@ -178,7 +178,7 @@ def test_what_callers_enter_pins_its_search_path(module_owner: Connection) -> No
         "ml_embed_table",
         "ml_generate_table",
     }
-    track = {"_report", "_begin", "_stage", "_end", "_progress", "_session_settings"}
+    track = {"_report", "_begin", "_stage", "_end", "_progress", "_session_settings", "_as_jsonb"}
     entered = {"version", "vector_store_load", "ml_rag_evaluate", "calibrate", "tune_index"} | commit
     assert {name for name, _, pinned, enters in routines if enters and not pinned} <= entered
     views = module_owner.execute(

@@ -7,7 +7,7 @@ from psycopg import sql
 
 from support.cluster import Connection, Database, value_of
 from support.searching import INDEXES, create_large_store, create_partitioned, plan_of
-from support.stores import create_store, error, grant, insert, mark, marker, names, retrieve, search
+from support.stores import answer, create_store, error, grant, insert, mark, marker, names, retrieve, search
 
 
 def create_foreign_store(db: Database, owner: Connection) -> None:
@@ -195,6 +195,27 @@ def test_documents_told_apart_by_name_where_there_is_no_id(owner: Connection, as
 def test_metadata_of_json_type_comes_as_jsonb(owner: Connection, asker: Connection) -> None:
     create_from(owner, "metadata json, segment text", """'{"page": 3}', 'one', '[1,0,0]'""")
     assert search(asker, "q", {"query_embedding": [1, 0, 0]})[0][7] == {"page": 3}
+
+
+@pytest.mark.parametrize("metadata", [r'{"source": "\u0000"}', r'{"\ud800": 1}', '{"page": 1e999999}'])
+def test_a_row_whose_json_is_no_jsonb_comes_without_metadata(
+    owner: Connection, asker: Connection, metadata: str
+) -> None:
+    """Anybody who may write a row could have the search of all others fail."""
+    create_from(owner, "metadata json, segment text", """'{"source": "a.txt"}', 'one', '[1,0,0]'""")
+    owner.execute("INSERT INTO odd VALUES (%s, 'two', '[1,0,0]')", (metadata,))
+    for options in ({}, {"vector_store": ["public.odd"], "rerank": {}}, {"filters": {"source": {"ne": "b.txt"}}}):
+        rows = search(asker, "q", {"query_embedding": [1, 0, 0], **options})
+        assert sorted((r[5], r[2], r[7]) for r in rows) == [
+            ("one", "a.txt", {"source": "a.txt"}),
+            ("two", "public.odd", None),
+        ]
+    whole = {"document_name": ["public.odd", "a.txt"], "model_options": {"task": "summarization"}}
+    assert {c["segment"] for c in answer(asker, "q", whole)["citations"]} == {"one", "two"}
+    assert value_of(owner, "SELECT ml_rag._list_documents(ARRAY(SELECT ml_rag.discover()), true)") == [
+        ["a.txt", []],
+        ["public.odd", []],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -100,10 +100,14 @@ def _counts(store: Mapping[str, Any]) -> sql.Composed:
     ).format(
         name=column(store["document_name"]),
         segment=quoted(store["segment"]),
-        metadata=sql.SQL("{}::jsonb").format(column(store["metadata"])),
+        metadata=_metadata(store["metadata"]),
         embedding=quoted(store["segment_embedding"]),
         relation=relation(store),
     )
+
+
+def _metadata(name: str | None) -> sql.Composable:
+    return sql.SQL("NULL::jsonb") if name is None else sql.SQL("ml_rag._as_jsonb({})").format(column(name))
 
 
 def _texts(store: Mapping[str, Any]) -> sql.Composed:

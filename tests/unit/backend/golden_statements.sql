@@ -2,7 +2,7 @@
 -- $1 vector
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
@@ -28,7 +28,7 @@ FROM hit AS h ORDER BY h.place;
 -- $1 vector, $2 max_distance, $3 percentage_distance
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<->) $1 AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<->) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<->) $1 LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
@@ -63,15 +63,15 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 -- $1 vector
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
   UNION ALL
   SELECT 2 AS store, s.row_key, s.document_name, NULL::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, coalesce(nullif(to_jsonb(t."metadata") ->> 'source', ''), nullif(to_jsonb(t."metadata") ->> 'file_path', ''), nullif(to_jsonb(t."metadata") ->> 'file_name', ''), nullif(to_jsonb(t."metadata") ->> 'url', ''), nullif(to_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s') AS document_name, t."key" AS document, NULL::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec AS distance
+  FROM (SELECT t.ctid AS row_key, coalesce(nullif(ml_rag._as_jsonb(t."metadata") ->> 'source', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'file_path', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'file_name', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'url', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s') AS document_name, t."key" AS document, NULL::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec AS distance
     FROM kb."it's" AS t WHERE t."em""bedding" IS NOT NULL AND t."segment" IS NOT NULL
-    ORDER BY round(((t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec) + 0)::numeric, 4), (coalesce(nullif(to_jsonb(t."metadata") ->> 'source', ''), nullif(to_jsonb(t."metadata") ->> 'file_path', ''), nullif(to_jsonb(t."metadata") ->> 'file_name', ''), nullif(to_jsonb(t."metadata") ->> 'url', ''), nullif(to_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s')) COLLATE "C", t."key"::text COLLATE "C", NULL::bigint LIMIT 3) AS s
+    ORDER BY round(((t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec) + 0)::numeric, 4), (coalesce(nullif(ml_rag._as_jsonb(t."metadata") ->> 'source', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'file_path', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'file_name', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'url', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s')) COLLATE "C", t."key"::text COLLATE "C", NULL::bigint LIMIT 3) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
 semantic AS (
@@ -98,7 +98,7 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 -- $1 vector
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM (SELECT t.ctid, t."document_id", t."document_name", t."metadata", t."segment", t."segment_embedding", t."segment_number" FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
       ORDER BY public.binary_quantize(t."segment_embedding")::bit(3) OPERATOR(public.<~>) public.binary_quantize($1::public.vector)::bit(3) LIMIT 400) AS t
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 4) AS s
@@ -128,13 +128,13 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 -- $1 vector
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
   UNION ALL
   SELECT 2 AS store, s.row_key, s.document_name, NULL::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, coalesce(nullif(to_jsonb(t."metadata") ->> 'source', ''), nullif(to_jsonb(t."metadata") ->> 'file_path', ''), nullif(to_jsonb(t."metadata") ->> 'file_name', ''), nullif(to_jsonb(t."metadata") ->> 'url', ''), nullif(to_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s') AS document_name, t."key" AS document, NULL::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec AS distance
+  FROM (SELECT t.ctid AS row_key, coalesce(nullif(ml_rag._as_jsonb(t."metadata") ->> 'source', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'file_path', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'file_name', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'url', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s') AS document_name, t."key" AS document, NULL::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec AS distance
     FROM kb."it's" AS t WHERE t."em""bedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
@@ -182,13 +182,13 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 -- $1 vector, $2 nothing, $3 filter, $4 row_keys_2
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL AND t."document_id" = ANY ($3::bigint[])
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 11) AS s
   WHERE abs(s.distance) < 'Infinity'
   UNION ALL
   SELECT 2 AS store, s.row_key, s.document_name, NULL::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, coalesce(nullif(to_jsonb(t."metadata") ->> 'source', ''), nullif(to_jsonb(t."metadata") ->> 'file_path', ''), nullif(to_jsonb(t."metadata") ->> 'file_name', ''), nullif(to_jsonb(t."metadata") ->> 'url', ''), nullif(to_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s') AS document_name, t."key" AS document, NULL::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, (t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec) + 0 AS distance
+  FROM (SELECT t.ctid AS row_key, coalesce(nullif(ml_rag._as_jsonb(t."metadata") ->> 'source', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'file_path', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'file_name', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'url', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s') AS document_name, t."key" AS document, NULL::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, (t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec) + 0 AS distance
     FROM kb."it's" AS t WHERE t."em""bedding" IS NOT NULL AND t."segment" IS NOT NULL AND t.ctid = ANY ($4::tid[])
     ORDER BY (t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec) + 0 LIMIT 11) AS s
   WHERE abs(s.distance) < 'Infinity'
@@ -233,7 +233,7 @@ cited AS (
   SELECT * FROM ranked
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
@@ -299,7 +299,7 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
@@ -360,7 +360,7 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
@@ -424,7 +424,7 @@ widened AS (
 ),
 hit AS (
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.metadata, coalesce(w.segment, c.segment) AS segment, w.first_segment, w.last_segment
-  FROM (SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key) AS c
+  FROM (SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key) AS c
   LEFT JOIN range AS r ON r.store = c.store AND r.document_key = c.document_key
     AND c.segment_number BETWEEN r.first AND r.last
   LEFT JOIN widened AS w ON w.best = r.best
@@ -500,7 +500,7 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
@@ -559,7 +559,7 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, to_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key::tid
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, ml_rag._as_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key::tid
 )
 SELECT row_number() OVER (ORDER BY h.place)::integer AS rank, (ARRAY['public.handbook'])[h.store] AS vector_store, h.document_name, h.document_id, CASE WHEN h.segment_number BETWEEN -2147483648 AND 2147483647 THEN h.segment_number END::integer AS segment_number, h.segment, h.distance, h.metadata, h.keyword_score, h.score, NULL::float8 AS rerank_score
 FROM hit AS h ORDER BY h.place;
@@ -647,7 +647,7 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
@@ -664,7 +664,7 @@ WITH semantic_found AS (
   WHERE abs(s.distance) < 'Infinity'
   UNION ALL
   SELECT 2 AS store, md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5(s.document::text), '-'), coalesce(s.segment_number::text, '-'), md5(s.segment), row_number() OVER (PARTITION BY s.document_name, s.document::text, s.segment_number, s.segment ORDER BY s.distance))) AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, s.bytes, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, octet_length(t."segment"::text) AS bytes, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+  FROM (SELECT t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, octet_length(t."segment"::text) AS bytes, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.seen AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
@@ -681,7 +681,7 @@ keyword_found AS (
     WHERE t."segment" IS NOT NULL) AS s
   UNION ALL
   SELECT 2 AS store, md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5(s.document::text), '-'), coalesce(s.segment_number::text, '-'), md5(s.segment), row_number() OVER (PARTITION BY s.document_name, s.document::text, s.segment_number, s.segment ORDER BY s.score DESC))) AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
-  FROM (SELECT t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+  FROM (SELECT t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($4, $5) AS w (key, score) JOIN public.kept AS t ON t."id" = (w.key::text[])[1]::uuid
     WHERE t."segment" IS NOT NULL) AS s
 ),
@@ -743,7 +743,7 @@ widened AS (
 ),
 hit AS (
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.metadata, coalesce(w.segment, c.segment) AS segment, w.first_segment, w.last_segment
-  FROM (SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, to_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key::tid
+  FROM (SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, ml_rag._as_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key::tid
   UNION ALL
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.segment AS segment, c.metadata AS metadata FROM cited AS c WHERE c.store = 2) AS c
   LEFT JOIN range AS r ON r.store = c.store AND r.document_key = c.document_key
@@ -760,7 +760,7 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 -- $1 vector, $2 keys_2_2, $3 scores_2_2, $4 weight_1, $5 weight_2, $6 candidates_2_2
 WITH semantic_found AS (
   SELECT 1 AS store, md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5(s.document::text), '-'), coalesce(s.segment_number::text, '-'), md5(s.segment), row_number() OVER (PARTITION BY s.document_name, s.document::text, s.segment_number, s.segment ORDER BY s.distance))) AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT u.* FROM ((SELECT t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance FROM public.seen_1 AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) UNION ALL (SELECT t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance FROM public.seen_2 AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104)) AS u ORDER BY u.distance + 0 LIMIT 104) AS s
+  FROM (SELECT u.* FROM ((SELECT t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance FROM public.seen_1 AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) UNION ALL (SELECT t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance FROM public.seen_2 AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104)) AS u ORDER BY u.distance + 0 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
 semantic AS (
@@ -810,7 +810,7 @@ cited AS (
 hit AS (
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.segment AS segment, c.metadata AS metadata FROM cited AS c WHERE c.store = 1
   UNION ALL
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, to_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 2 AND t.ctid = c.row_key::tid
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, ml_rag._as_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 2 AND t.ctid = c.row_key::tid
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.seen', 'public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
@@ -878,7 +878,7 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, to_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key::tid
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, ml_rag._as_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key::tid
   UNION ALL
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.segment AS segment, c.metadata AS metadata FROM cited AS c WHERE c.store = 2
 )
@@ -947,7 +947,7 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.node, c.node_distance, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.node, c.node_distance, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score, 'node', h.node, 'node_distance', h.node_distance) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
@@ -1033,7 +1033,7 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number, node COLLATE "C" LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.node, c.node_distance, coalesce(c.node, t."segment"::text) AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.node, c.node_distance, coalesce(c.node, t."segment"::text) AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'node', h.node, 'node_distance', h.node_distance) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
@@ -1044,7 +1044,7 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 -- $1 vector
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
-  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
+  FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
@@ -1119,7 +1119,7 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, to_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT distance FROM threshold), 4)::text AS threshold, (SELECT is_percentage FROM threshold) AS is_percentage,

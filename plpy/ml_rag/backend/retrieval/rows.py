@@ -90,9 +90,9 @@ class Rows:
 
     def parts(self, store: Store) -> tuple[str, str]:
         """The text of a row, and its metadata."""
-        metadata = "NULL::jsonb" if store.metadata is None else f"to_jsonb(t.{identifier(store.metadata)})"
+        metadata = "NULL::jsonb" if store.metadata is None else as_jsonb(store.metadata)
         if store.key:
-            pairs = (f"{literal(name)}, t.{identifier(name)}" for name in store.key)
+            pairs = (f"{literal(name)}, {as_jsonb(name)}" for name in store.key)
             of_row = f"jsonb_build_object({', '.join(pairs)})"
             own = f"CASE jsonb_typeof({metadata}) WHEN 'object' THEN {metadata} || {of_row} ELSE {of_row} END"
             metadata = of_row if store.metadata is None else own
@@ -310,6 +310,11 @@ class Rows:
         ).replace("{names}", ", ".join(c.split()[0] for c in columns.split(", ")) + ", place")
 
 
+def as_jsonb(column: str) -> str:
+    """A column of a row; null where it is json that jsonb cannot hold: one such row must not break the search."""
+    return f"ml_rag._as_jsonb(t.{identifier(column)})"
+
+
 def document_name(store: Store) -> str:
     """The name of a row's document: its column, else what programs keep of it in the metadata, else the store's."""
     if store.document_name is not None:
@@ -317,7 +322,7 @@ def document_name(store: Store) -> str:
     if store.metadata is None:
         return f"{literal(store.vector_store)}::text"
     found = ", ".join(
-        f"nullif(to_jsonb(t.{identifier(store.metadata)}) ->> '{key}', '')"
+        f"nullif({as_jsonb(store.metadata)} ->> '{key}', '')"
         for key in ("source", "file_path", "file_name", "url", "title")
     )
     return f"coalesce({found}, {literal(store.vector_store)})"
