@@ -228,7 +228,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- load_keys: keys of the metadata that every load writes; source.keys has those that came from the file.
 -- A document keeps its id, a new one gets the next; the lock makes that safe. Where row-level security may
 -- hide rows from the caller the next one may be taken: there the id is drawn from so many that another's is
--- hardly ever met, and backend/store.py tries again where it is.
+-- hardly ever met, and backend/store.py tries again where it is. So it is where there is no next one, as
+-- anybody who may write a row can have it.
 -- Writes: the store, as the caller
 DECLARE
   _relation text;
@@ -281,19 +282,24 @@ BEGIN
   INTO id, kept, lost USING name, load_keys;
   IF id IS NOT NULL THEN
     RETURN;
-  ELSIF row_security_active(store) OR EXISTS (SELECT FROM ml_rag._shards(store)) THEN
-    -- shards can hide rows, too; up to 2^53, which JSON's readers keep exactly
-    _most := CASE (SELECT a.atttypid FROM pg_attribute AS a
-      WHERE a.attrelid = store AND a.attname = 'document_id')
-      WHEN 'integer'::regtype THEN 2147483647 ELSE 9007199254740991 END;
-    WHILE _is_taken LOOP
-      id := 1 + floor(random() * _most)::bigint;
-      EXECUTE format('SELECT EXISTS (SELECT FROM %s AS s WHERE s.document_id = $1)', _relation)
-        INTO _is_taken USING id;
-    END LOOP;
-  ELSE
-    EXECUTE format('SELECT coalesce(max(s.document_id), 0) + 1 FROM %s AS s', _relation) INTO id;
   END IF;
+  -- up to 2^53, which JSON's readers keep exactly
+  _most := CASE (SELECT a.atttypid FROM pg_attribute AS a
+    WHERE a.attrelid = store AND a.attname = 'document_id')
+    WHEN 'integer'::regtype THEN 2147483647 ELSE 9007199254740991 END;
+  -- shards can hide rows, too
+  IF NOT row_security_active(store) AND NOT EXISTS (SELECT FROM ml_rag._shards(store)) THEN
+    EXECUTE format('SELECT CASE WHEN m.id < $1 THEN m.id::bigint + 1 END'
+      ' FROM (SELECT coalesce(max(s.document_id), 0) FROM %s AS s) AS m (id)', _relation) INTO id USING _most;
+    IF id IS NOT NULL THEN
+      RETURN;
+    END IF;
+  END IF;
+  WHILE _is_taken LOOP
+    id := 1 + floor(random() * _most)::bigint;
+    EXECUTE format('SELECT EXISTS (SELECT FROM %s AS s WHERE s.document_id = $1)', _relation)
+      INTO _is_taken USING id;
+  END LOOP;
 END
 $$;
 

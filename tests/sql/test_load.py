@@ -377,6 +377,25 @@ def test_the_stores_own_model_is_used_where_the_default_has_changed(
     assert [options["embed_model_id"] for options in server.options] == ["fake-embed"] * 2
 
 
+@pytest.mark.parametrize(
+    ("type", "last"), [("bigint", str(2**63 - 1)), ("integer", str(2**31 - 1)), ("numeric", "1e30"), ("numeric", "NaN")]
+)
+def test_a_row_with_the_last_id_keeps_no_document_out(
+    loader: Connection, server: DocumentsServer, folder: Path, type: str, last: str
+) -> None:
+    """Anybody who may write a row can have it."""
+    write(folder, a="alpha")
+    load(loader, f"{folder}/")
+    loader.execute(f"ALTER TABLE docs ALTER document_id TYPE {type}")
+    loader.execute("INSERT INTO docs SELECT 'x', '{}', %s, 1, 'x', segment_embedding FROM docs", (last,))
+    write(folder, b="beta", c="gamma")
+    assert counts(load(loader, f"{folder}/")) == {"unchanged": 1, "loaded": 2}
+    ids = [n for (n,) in rows(loader, "SELECT DISTINCT document_id FROM docs WHERE document_name <> 'x' ORDER BY 1")]
+    assert len(ids) == 3
+    assert ids[0] == 1
+    assert ids[-1] < 2**53
+
+
 def test_a_store_of_half_vectors_is_filled_too(loader: Connection, server: DocumentsServer, folder: Path) -> None:
     write(folder, a="alpha")
     loader.execute(
