@@ -74,6 +74,16 @@ def one(key: str, value: Any, operator: FilterOperator = FilterOperator.EQ) -> M
     return MetadataFilters(filters=[MetadataFilter(key=key, value=value, operator=operator)])
 
 
+def test_a_row_with_the_last_number_keeps_no_node_out(db: Database, store: MlRagVectorStore) -> None:
+    """Anybody who may write a row can have it."""
+    db.connect().execute(
+        "INSERT INTO nodes SELECT document_name, metadata, document_id, 2147483647, segment, segment_embedding, 'x'"
+        " FROM nodes WHERE id = 'a'"
+    )
+    store.add([node("a", "red boat", "doc-1", {}), node("e", "grey boat", "doc-1", {})])
+    assert ids(store) == {*TEXTS, "e", "x"}
+
+
 def test_the_nearest_comes_first(store: MlRagVectorStore) -> None:
     result = store.query(asked("blue boat", 2))
     assert result.ids is not None

@@ -220,7 +220,8 @@ class Store:
             """INSERT INTO {0} AS t
               (id, document_name, metadata, document_id, segment_number, segment, segment_embedding)
             SELECT d.id, d.name, d.metadata, n.document,
-              coalesce((SELECT max(o.segment_number) FROM {0} AS o WHERE o.document_id = n.document), %(first)s)
+              coalesce((SELECT CASE WHEN max(o.segment_number) < 2000000000 THEN max(o.segment_number) END
+                  FROM {0} AS o WHERE o.document_id = n.document), %(first)s)
                 + row_number() OVER (PARTITION BY n.document ORDER BY d.place), d.text, {1}
             FROM ROWS FROM (pg_catalog.unnest(%(ids)s::text[]), pg_catalog.unnest(%(names)s::text[]),
               pg_catalog.unnest(%(metadata)s::jsonb[]), pg_catalog.unnest(%(documents)s::bigint[]),
@@ -247,7 +248,8 @@ class Store:
             **arguments,
         }
         for left in reversed(range(_ATTEMPTS)):
-            # where policies hide rows of a document, another tenant's of the same name say, far from their numbers
+            # where policies hide rows of a document, another tenant's of the same name say, far from their numbers; so
+            # where one has the last number, as anybody who may write a row can have it
             parameters["first"] = 0 if left == _ATTEMPTS - 1 else secrets.randbits(30)
             try:
                 with self._database.transaction() as connection:
