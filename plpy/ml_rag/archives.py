@@ -215,9 +215,21 @@ def inside(path: str) -> tuple[str, str] | None:
     """Of ``/a/b.zip/c/d.txt`` the archive and the path in it; None where no part but the last is called like one."""
     parts = path.split("/")
     for i in range(1, len(parts)):
-        if is_archive(parts[i - 1]) and os.path.isfile(archive := "/".join(parts[:i])):
+        if is_archive(parts[i - 1]) and _is_file(archive := "/".join(parts[:i])):
             return archive, "/".join(parts[i:])
     return None
+
+
+def system(path: str) -> bytes:
+    """A path as the system takes it: in UTF-8, whatever encoding the locale of a database has Python take for paths."""
+    return path.encode("utf-8", "surrogateescape")
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return os.path.isfile(system(path))
+    except UnicodeEncodeError:
+        return False
 
 
 def members(file: IO[bytes], name: str, interrupt: Interrupt) -> list[Member]:

@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from ml_rag import archives
+from ml_rag.archives import system
 from ml_rag.errors import DocumentError, InvalidRequest
 
 #: documents and bytes of one request to the model server; one document may be larger than that by itself.
@@ -225,7 +226,7 @@ def _locate(pattern: str) -> Location:
             raise InvalidRequest("the folder cannot be read", detail=f"{e.strerror}.", hint=_HINT) from None
         fixed = [part for part in real.split("/") if part] + fixed[last:]
     base = "/" + "/".join(fixed)
-    if not patterns and not pattern.endswith("/") and fixed and not os.path.isdir(base):
+    if not patterns and not pattern.endswith("/") and fixed and not os.path.isdir(system(base)):
         return exactly(base)
     return Location(base, tuple(patterns))
 
@@ -248,7 +249,7 @@ def find(location: Location, interrupt: Interrupt, left_out: LeftOut = lambda *_
     """
     if location.file is not None:
         try:
-            regular = stat.S_ISREG(os.stat(location.file).st_mode)
+            regular = stat.S_ISREG(os.stat(system(location.file)).st_mode)
         except OSError as e:
             detail = f"{location.file}: {e.strerror}."
             raise InvalidRequest("file does not exist", detail=detail, hint=_remedy(e) or _HINT) from None
@@ -256,7 +257,7 @@ def find(location: Location, interrupt: Interrupt, left_out: LeftOut = lambda *_
             raise InvalidRequest("not a regular file", detail=location.file, hint=_HINT)
         return _expanded([location.file], None, interrupt, left_out)
     try:
-        os.scandir(location.base).close()
+        os.scandir(system(location.base)).close()
     except OSError as e:
         detail = f"{location.base}: {e.strerror}."
         raise InvalidRequest("the folder cannot be read", detail=detail, hint=_remedy(e) or _HINT) from None
@@ -270,12 +271,12 @@ def find(location: Location, interrupt: Interrupt, left_out: LeftOut = lambda *_
         unread += 1
         left_out(folder, error)
 
-    for entry in _walk(location.base, location.patterns, interrupt, leave_out):
+    for path, entry in _walk(location.base, location.patterns, interrupt, leave_out):
         with contextlib.suppress(OSError):
             if entry.is_file(follow_symlinks=False):
-                files.append(entry.path)
+                files.append(path)
             elif entry.is_symlink():
-                links.append(entry.path)
+                links.append(path)
     # no link lies between the folder and a file that was found by itself
     found = {real_base + path[len(location.prefix) :] for path in files}
     for path in sorted(links):
@@ -328,17 +329,22 @@ def _expanded(paths: list[str], base: str | None, interrupt: Interrupt, left_out
 
 def _descriptor(path: str, base: str | None) -> int:
     """Of a file below a folder, or anywhere. Raises OSError and DocumentError."""
-    return os.open(path, os.O_RDONLY | os.O_NONBLOCK) if base is None else _open_below(base, path)
+    return os.open(system(path), os.O_RDONLY | os.O_NONBLOCK) if base is None else _open_below(base, path)
 
 
 def _open(path: str, base: str | None) -> io.BufferedReader:
     return os.fdopen(_descriptor(path, base), "rb")
 
 
+def _named(path: bytes) -> str:
+    """A path of the system as text."""
+    return path.decode("utf-8", "surrogateescape")
+
+
 def _real(path: str) -> str:
     """The path without links. Raises OSError."""
     try:
-        return os.path.realpath(path)
+        return _named(os.path.realpath(system(path)))
     except RecursionError:  # of Python's, which follows links one in another
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path) from None
 
@@ -346,7 +352,7 @@ def _real(path: str) -> str:
 def _real_file(path: str) -> str | None:
     """Where a link leads; None where that is not a regular file. Raises OSError."""
     # the system bounds how many links it follows, Python does not
-    return _real(path) if stat.S_ISREG(os.stat(path).st_mode) else None
+    return _real(path) if stat.S_ISREG(os.stat(system(path)).st_mode) else None
 
 
 def _remedy(error: OSError) -> str | None:
@@ -365,7 +371,8 @@ def _user() -> str:
 
 def _walk(
     folder: str, patterns: tuple[str, ...], interrupt: Interrupt, left_out: LeftOut
-) -> Iterator[os.DirEntry[str]]:
+) -> Iterator[tuple[str, os.DirEntry[bytes]]]:
+    """Paths, and what the system tells of them."""
     # no recursion: folders may lie deeper in one another than Python goes
     waiting = [(folder, patterns)]
     while waiting:
@@ -373,7 +380,7 @@ def _walk(
         folder, patterns = waiting.pop()
         entries = []
         try:
-            for entry in os.scandir(folder):
+            for entry in os.scandir(system(folder)):
                 entries.append(entry)
                 if len(entries) % _ENTRIES == 0:
                     interrupt()
@@ -385,12 +392,13 @@ def _walk(
         expression = re.compile(_expression(patterns[0]), re.DOTALL) if patterns else None
         visible = bool(patterns) and patterns[0].startswith(".")
         for entry in entries:
-            if (entry.name.startswith(".") and not visible) or (expression and not expression.fullmatch(entry.name)):
+            name = _named(entry.name)
+            if (name.startswith(".") and not visible) or (expression and not expression.fullmatch(name)):
                 continue
             if len(patterns) != 1 and entry.is_dir(follow_symlinks=False):
-                waiting.append((entry.path, patterns[1:]))
+                waiting.append((_named(entry.path), patterns[1:]))
             elif len(patterns) < 2:
-                yield entry
+                yield _named(entry.path), entry
 
 
 def sizes(paths: Sequence[str], interrupt: Interrupt) -> list[tuple[str, int]]:
@@ -400,7 +408,7 @@ def sizes(paths: Sequence[str], interrupt: Interrupt) -> list[tuple[str, int]]:
     for path in paths:
         size = 0
         try:
-            size = os.stat(path).st_size
+            size = os.stat(system(path)).st_size
         except NotADirectoryError:
             if (parted := archives.inside(path)) is not None:
                 size = (_listing(parted[0], interrupt, known) or {}).get(parted[1], 0)
@@ -536,7 +544,7 @@ def _open_below(base: str, path: str) -> int:
     except OSError as e:
         if e.errno not in (errno.ELOOP, errno.ENOTDIR):
             raise
-    os.stat(path)  # as in _real_file
+    os.stat(system(path))  # as in _real_file
     return _open_without_links(_real(base), _real(path))
 
 
@@ -545,13 +553,13 @@ def _open_without_links(base: str, path: str) -> int:
     parts = os.path.relpath(path, base).split("/")
     if parts[0] == "..":
         raise DocumentError("the file lies outside of the folder", detail="A symbolic link leads there.")
-    folder = os.open(base, os.O_RDONLY | os.O_DIRECTORY)
+    folder = os.open(system(base), os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in parts[:-1]:
-            child = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+            child = os.open(system(part), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
             os.close(folder)
             folder = child
-        return os.open(parts[-1], os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
+        return os.open(system(parts[-1]), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
     finally:
         os.close(folder)
 
@@ -562,7 +570,7 @@ def is_gone(path: str, interrupt: Interrupt, known: Listings) -> bool:
     ``known``: what the archives hold, as far as calls before have looked that up.
     """
     try:
-        os.lstat(path)
+        os.lstat(system(path))
     except NotADirectoryError:
         if (parted := archives.inside(path)) is None:
             return True

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from support.cluster import Connection, Database, noticed
+from support.cluster import Cluster, Connection, Database, noticed
 from support.documents_server import DocumentsServer
 from support.loading import counts, load, loader_role, rows, segments, write
 from support.stores import error, fake_embedding
@@ -61,6 +61,47 @@ def test_a_folder_that_cannot_be_read_is_reported_and_does_not_stop_the_others(
     assert failed.pop("document_name").startswith(f"{folder}/xxx")
     assert failed == {"error": "the folder cannot be read", "detail": "File name too long."}
     assert len(messages) == 1
+
+
+@pytest.mark.parametrize("encoding", ["UTF8", "LATIN1"])
+def test_names_whatever_the_locale_and_the_encoding_of_the_database(
+    cluster: Cluster, model_server: str, folder: Path, encoding: str
+) -> None:
+    """One that cannot be stored fails alone. In locale C Python takes names of files for ASCII."""
+    name = f"{cluster.prefix}_{encoding}"
+    cluster.execute(f"CREATE DATABASE {{}} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'", name)
+    database = Database(cluster.dsn, name, cluster.prefix)
+    try:
+        owner = database.connect()
+        owner.execute("SET client_encoding = 'UTF8'; CREATE EXTENSION ml_rag CASCADE")
+        owner.execute("SELECT ml_rag.configure('model_server', %s)", (model_server,))
+        owner.execute("SELECT ml_rag.configure('embed_model_id', 'fake-embed')")
+        (folder / "ü").mkdir()
+        write(folder / "ü", a="alpha", é="beta", 你好="gamma", c="你好")
+        with zipfile.ZipFile(folder / "ü" / "ö.zip", "w") as archive:
+            archive.writestr("ä.txt", "delta")
+        (folder / "ü" / "link.txt").symlink_to("é.txt")
+        messages = noticed(owner)
+        options = {"schema_name": "public", "table_name": "docs"}
+        result = load(owner, f"{folder}/ü/*", options)
+        kept = {"a.txt", "é.txt", "ä.txt"}
+        if encoding == "UTF8":
+            assert counts(result) == {"loaded": 5}
+            kept |= {"你好.txt", "c.txt"}
+        else:
+            assert counts(result) == {"loaded": 3, "failed": 2}
+            assert {one["document_name"]: one["error"] for one in result["failed"]} == {
+                f"{folder}/?/??.txt": "the file name is not valid text",
+                f"{folder}/ü/c.txt": "the document cannot be stored",
+            }
+            assert len(messages) == 2
+        assert set(segments(owner)) == kept
+        (folder / "ü" / "é.txt").unlink()
+        assert counts(load(owner, f"{folder}/ü/*", options))["removed"] == 1
+        assert set(segments(owner)) == kept - {"é.txt"}
+    finally:
+        database.close()
+        cluster.execute("DROP DATABASE {} WITH (FORCE)", name)
 
 
 def test_a_document_of_too_many_segments_fails_alone(loader: Connection, folder: Path) -> None:

@@ -138,8 +138,8 @@ def test_what_goes_while_it_is_looked_at_is_left_to_reading(tree: Path, monkeypa
     (tree / "other").symlink_to(tree / ".hidden")
     realpath = os.path.realpath
 
-    def swapped(path: str) -> str:
-        if path.endswith("other"):
+    def swapped(path: bytes) -> bytes:
+        if path.endswith(b"other"):
             raise FileNotFoundError(path)
         return realpath(path)
 

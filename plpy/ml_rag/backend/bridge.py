@@ -603,6 +603,26 @@ def _from_hex(path: str) -> str:
     return bytes.fromhex(path).decode("utf-8", "surrogateescape")
 
 
+def _held(plpy: Any) -> Callable[[str], str]:
+    """A text as the encoding of the database can hold it: with ? where characters are not in it."""
+    if plpy.execute("SELECT pg_catalog.getdatabaseencoding() AS name")[0]["name"] == "UTF8":
+        return lambda text: text
+    from ml_rag.files import storable
+
+    plan = plpy.prepare("SELECT $1", ["pg_catalog.text"])
+
+    def held(text: str) -> str:
+        try:
+            plpy.execute(plan, [storable(text)])
+        except plpy.SPIError as e:
+            if not sqlstate(e).startswith("22"):
+                raise
+            return text.encode("ascii", "replace").decode()
+        return text
+
+    return held
+
+
 @outcome
 def load_files(plpy: Any, job_text: str, former: str | None) -> str:
     """Bring the files of a job (made by sql/store/load.sql) into its store; commits after each batch where it can.
@@ -619,9 +639,16 @@ def load_files(plpy: Any, job_text: str, former: str | None) -> str:
     total = len(job["files"]) + len(job["left_out"])
     tell = functools.partial(_tell, plpy, job["relation"], total)
     loader = load.Loader(job, server(plpy), store, functools.partial(tell, "loading documents"), *_splitter(plpy, job))
-    paths = list(map(_from_hex, job["files"]))
+    held = _held(plpy)
+    found = list(map(_from_hex, job["files"]))
     for folder, message, detail, hint in job["left_out"]:
-        loader.outcome.fail(_from_hex(folder), DocumentError(message, detail=detail, hint=hint), known=False)
+        loader.outcome.fail(held(_from_hex(folder)), DocumentError(message, detail=detail, hint=hint), known=False)
+    paths = [path for path in found if held(path) == path]
+    for path in set(found).difference(paths):
+        lacks = DocumentError(
+            "the file name is not valid text", detail="The encoding of the database lacks a character."
+        )
+        loader.outcome.fail(held(path), lacks, known=False)
     with store.held(), files.Reading() as reading:
         for batch in files.batches(files.sizes(paths, store.interrupt)):
             readers = [
@@ -629,8 +656,8 @@ def load_files(plpy: Any, job_text: str, former: str | None) -> str:
             ]
             loader.load(list(zip(batch, readers, strict=True)))
         if job["refresh"] and location.is_folder:
-            found = set(paths)
-            gone = [name for name in store.below(location.prefix) if name not in found and location.matches(name)]
+            there = set(found)
+            gone = [name for name in store.below(location.prefix) if name not in there and location.matches(name)]
             known = files.Listings()
             if gone := [name for name in gone if files.is_gone(name, store.interrupt, known)]:
                 tell("removing documents", total, loader.outcome.counts["failed"], loader.outcome.segments)
