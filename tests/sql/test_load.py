@@ -437,6 +437,21 @@ def test_a_row_with_the_last_id_keeps_no_document_out(
     assert ids[-1] < 2**53
 
 
+@pytest.mark.parametrize("metadata", ['{"n": 1e5000}', '{"n": ' * 3000 + "1" + "}" * 3000])
+def test_metadata_that_python_cannot_read_stop_no_load(
+    loader: Connection, server: DocumentsServer, folder: Path, metadata: str
+) -> None:
+    """Anybody who may write a row can have written them, by the name of a document that is to be loaded."""
+    write(folder, a="alpha")
+    load(loader, f"{folder}/")
+    write(folder, b="beta", c="gamma")
+    name = str(folder / "b.txt")
+    loader.execute("INSERT INTO docs SELECT %s, %s, 77, 1, 'x', segment_embedding FROM docs", (name, metadata))
+    assert rows(loader, "SELECT ml_rag.unchanged_documents('docs', %s, '{x}')", [name]) == []
+    assert counts(load(loader, f"{folder}/")) == {"unchanged": 1, "changed": 1, "loaded": 1}
+    assert set(segments(loader)) == {"a.txt", "b.txt", "c.txt"}
+
+
 def test_a_store_of_half_vectors_is_filled_too(loader: Connection, server: DocumentsServer, folder: Path) -> None:
     write(folder, a="alpha")
     loader.execute(

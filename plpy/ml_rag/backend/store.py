@@ -98,6 +98,15 @@ def split(plpy: Any, plan: Any, function: str, text: str) -> list[str]:
     return segments
 
 
+def _object(metadata: str) -> dict[str, Any]:
+    """What somebody may have written into a row; empty where Python cannot read it, as of a number of 5000 digits."""
+    try:
+        found = json.loads(metadata)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 class SqlStore:
     """The vector store of a job made by ml_rag._load_job."""
 
@@ -134,8 +143,7 @@ class SqlStore:
 
     def states(self, names: list[str]) -> dict[str, dict[str, Any]]:
         """See ``ml_rag.backend.load.Store``."""
-        found = ((row["document_name"], json.loads(row["metadata"])) for row in self._run("states", names))
-        return {name: metadata if isinstance(metadata, dict) else {} for name, metadata in found}
+        return {row["document_name"]: _object(row["metadata"]) for row in self._run("states", names)}
 
     def label(self, name: str, given: dict[str, Any]) -> None:
         """See ``ml_rag.backend.load.Store``."""
