@@ -644,7 +644,7 @@ def load_files(plpy: Any, job_text: str, former: str | None) -> str:
     for folder, message, detail, hint in job["left_out"]:
         loader.outcome.fail(held(_from_hex(folder)), DocumentError(message, detail=detail, hint=hint), known=False)
     paths = [path for path in found if held(path) == path]
-    for path in set(found).difference(paths):
+    for path in sorted(set(found).difference(paths)):
         lacks = DocumentError(
             "the file name is not valid text", detail="The encoding of the database lacks a character."
         )
