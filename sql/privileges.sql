@@ -21,7 +21,7 @@ GRANT ml_rag_user TO ml_rag_loader;
 
 DO $do$
 DECLARE
-  -- whatever ALTER DEFAULT PRIVILEGES of whoever creates the extension gives, to PUBLIC or a role, is taken
+  -- what ALTER DEFAULT PRIVILEGES of the role that creates the extension gives, to PUBLIC or a role, is taken
   -- away
   _others text := concat_ws(', ', 'PUBLIC', (
     SELECT string_agg(DISTINCT g.grantee::regrole::text, ', ')

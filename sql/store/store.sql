@@ -228,8 +228,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- load_keys: keys of the metadata that every load writes; source.keys has those that came from the file.
 -- A document keeps its id, a new one gets the next; the lock makes that safe. Where row-level security may
 -- hide rows from the caller the next one may be taken: there the id is drawn from so many that another's is
--- hardly ever met, and backend/store.py tries again where it is. So it is where there is no next one, as
--- anybody who may write a row can have it.
+-- hardly ever met, and backend/store.py tries again if it is. The id is drawn, too, if a row has the last,
+-- which each role that may write rows can give to one.
 -- Writes: the store, as the caller
 DECLARE
   _relation text;

@@ -75,14 +75,14 @@ DECLARE
   _same text := ml_rag._same_key('n', _source.key, 'o', _source.key);
   _rows CONSTANT text := '(SELECT ($1).*) AS o, (SELECT ($2).*) AS n';
 BEGIN
-  -- no trigger comes between the check and the statements. No weaker lock comes before: one that drops a node
-  -- group keeps writers out, and then waits for whoever reads
+  -- no trigger comes between the check and the statements. No weaker lock comes before: a call that drops
+  -- a node group keeps writers out, and then waits for readers
   PERFORM ml_rag._hold(ARRAY[_table::oid], operation <> 'ALL');
   PERFORM ml_rag._refuse_foreign_schema(_table);
   PERFORM ml_rag._refuse_foreign_schema(relation);
   IF operation <> 'ALL' THEN
-    -- nor a trigger of what changes with the segments, where others than its owner may make one: who writes
-    -- to all of these waits until their indexes are built
+    -- nor a trigger of what changes with the segments, where others than its owner may make one: a writer
+    -- to these waits until their indexes are built
     PERFORM ml_rag._hold(ARRAY(
       SELECT c.oid FROM unnest(ml_rag._changed_with(_table)) AS t (oid) JOIN pg_class AS c ON c.oid = t.oid
       WHERE c.oid <> _table AND EXISTS (
