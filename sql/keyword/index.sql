@@ -213,8 +213,7 @@ BEGIN
     -- a large statement makes runs of its rows itself: they are its own, so that nobody else can be at it; so
     -- does one of a long text, which each search would read as long as it waits
     IF _is_usual THEN
-      _is_large := (
-        SELECT count(*) >= _portion OR coalesce(max(octet_length(concat(n.segment))), 0) > _long
+      _is_large := (SELECT count(*) >= _portion OR coalesce(max(octet_length(n.segment)), 0) > _long
         FROM ml_rag_new AS n);
     ELSE
       EXECUTE format('SELECT count(*) >= %s OR coalesce(max(octet_length(concat(n.%I%s))), 0) > %s'
