@@ -281,7 +281,8 @@ BEGIN
       MESSAGE = format('node group "%s" of "%s" is the parent of another one', name, store),
       DETAIL = format('Node group "%s" is made of its nodes.', _child), HINT = 'Drop that one first.';
   END IF;
-  -- what DROP TABLE takes: who has read the store and writes to it then would wait for us, and we for them
+  -- what DROP TABLE takes in the end: with a weaker lock, a transaction that has read the store and then
+  -- writes to it would wait for this one, and this one for it
   PERFORM ml_rag._lock_table(store, 'ACCESS EXCLUSIVE');
   -- the nodes of others are merged again
   PERFORM ml_rag._hold(ml_rag._node_tables(store));

@@ -150,8 +150,8 @@ def rewrite(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
     "prompts" may have instructions of the caller's for the first four. For filters also today, filter_keys (of
     ml_rag._filter_keys) and filters_before, which the question may keep, or null.
 
-    Returns those fields of ml_rag.rewritten that are known here; filters is a list of conditions that nobody has
-    checked. Raises EngineFailed where the model's answer is no such document.
+    Returns those fields of ml_rag.rewritten that are known here; filters is a list of conditions that are not
+    checked yet. Raises EngineFailed if the model's answer is no such document.
     """
     asked = {name: request["asked"][name] for name in _ASKED if name in request["asked"]}
     answer = schema(asked, request.get("filter_keys") or [])

@@ -66,16 +66,17 @@ class Schemas:
     def refuse_others(self, found: Mapping[str, str]) -> None:
         """Raise Refused where the schemas of the extensions are others by now.
 
-        Whoever may create in a schema could otherwise have the connection's role run code, once an extension was
-        dropped."""
+        Once an extension is dropped, a role that may create in its schema could otherwise run code with the rights of
+        the connection."""
         if found != {"ml_rag": self.ml_rag, "vector": self.vector}:
-            raise Refused("the extension ml_rag was dropped, or made again in another schema: start this program anew")
+            raise Refused("the extension ml_rag was dropped, or made again in another schema: restart this program")
 
     @property
     def likeness(self) -> str:
-        """A quick query; where it gives the same, ``refuse_borrowed_role`` and ``refuse_others`` would say the same.
+        """A cheap query: while its row stays the same, so does what refuse_borrowed_role and refuse_others find.
 
-        The schema ml_rag goes with the extension."""
+        The schema ml_rag is dropped with the extension.
+        """
         vector = sql.Literal(sql.Identifier(self.vector, "vector").as_string()).as_string()
         return f"SELECT session_user, current_user, to_regnamespace('ml_rag')::oid, to_regtype({vector})::oid"
 
@@ -117,7 +118,7 @@ class Unstorable(psycopg.DataError):
 
 
 class Refused(psycopg.ProgrammingError):
-    """The session has a role, or the database extensions, with which code of others could run with its rights."""
+    """Code of others could run with the rights of the session: by its role, or by where the extensions are now."""
 
     def __init__(self, message: str, sqlstate: str = "55000") -> None:
         super().__init__(message)
@@ -126,7 +127,7 @@ class Refused(psycopg.ProgrammingError):
 
 @contextlib.contextmanager
 def _refused() -> Iterator[None]:
-    """Programs answer the errors of a statement; that of a session, which a pooler may give to each, is one."""
+    """Raise errors about the session as those of a statement, which programs answer: a pooler can give each another."""
     try:
         yield
     except MlRagError as error:

@@ -249,7 +249,7 @@ class Store:
         }
         for left in reversed(range(_ATTEMPTS)):
             # where policies hide rows of a document, another tenant's of the same name say, far from their numbers; so
-            # where one has the last number, as anybody who may write a row can have it
+            # where one has the last number, which each role that may write rows can give to one
             parameters["first"] = 0 if left == _ATTEMPTS - 1 else secrets.randbits(30)
             try:
                 with self._database.transaction() as connection:

@@ -300,8 +300,8 @@ class Retrieval:
     # -- stages -------------------------------------------------------------------------------------------------------
 
     def _checked(self, request: Request, question: str, vector: str | None) -> Found:
-        """What is found. Raises what is wrong with the question or its vector rather than what follows from it, and
-        that nothing is found, with the stores that the call did not search, as nobody named them."""
+        """What is found. Raises what is wrong with the question or its vector rather than what follows from it. If
+        nothing is found, the error names the stores that were not searched because the call does not name them."""
         if not question.strip() or (vector is not None and not re.search("[1-9]", vector)):
             self._check(request, question, vector)
         try:
