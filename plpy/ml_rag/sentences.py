@@ -11,9 +11,13 @@ from collections.abc import Callable, Iterator
 #: the end of a sentence: white space and no lower case letter follow; full-width stops need none
 # where a run of marks begins only, or a long one would be gone through from each of them
 _END = re.compile(r"(?<![.!?…؟۔।॥։።])[.!?…؟۔।॥։።]+[\"'”’)\]*_]*(?=\s+(?![a-zà-öø-ÿ]))|[。！？｡][”’」』）》】\]]*")
+# a number of one or two digits begins an item, or is a German ordinal after one of these words or before a month
 _ABBREVIATION = re.compile(
-    r"(?:^|[\s(])(?:[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|St|No|Nr|vs|Fig|e\.g|i\.e|cf|\d{1,2}|(?:[A-Z]\.)+[A-Z])\.$"
+    r"(?:^|[\s(])(?:[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|St|No|Nr|vs|Fig|e\.g|i\.e|cf|(?:[A-Z]\.)+[A-Z])\.$"
+    r"|^\W*\d{1,2}\.$|\b(?i:d(?:er|ie|as|en|em|es)|[ai]m|vom|zu[mr]|beim|bis|seit|ab|und|oder)\s+\d{1,2}\.$"
 )
+_DAY = re.compile(r"\b\d{1,2}\.$")
+_MONTH = re.compile(r"\s+(?:J(?:anuar|änner|uni|uli)|Februar|März|April|Mai|August|(?:Septem|Okto|Novem|Dezem)ber)\b")
 #: a line that begins anew: a heading, an item of a list, a row of a table
 ITEM = re.compile(r"#{1,6} |[-*+•] |\(?\d{1,3}[.)] |\|")
 #: a line that nothing continues
@@ -40,7 +44,8 @@ def ends(text: str, pause: Callable[[], object] = lambda: None) -> Iterator[int]
     for number, match in enumerate(_END.finditer(text)):
         if number % 1000 == 0:
             pause()
-        if _ABBREVIATION.search(text[max(start, match.end() - _BEHIND) : match.end()]):
+        before = text[max(start, match.end() - _BEHIND) : match.end()]
+        if _ABBREVIATION.search(before) or (_DAY.search(before) and _MONTH.match(text, match.end())):
             continue
         start = match.end()
         yield start
