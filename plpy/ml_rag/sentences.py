@@ -24,6 +24,7 @@ ITEM = re.compile(r"#{1,6} |[-*+•] |\(?\d{1,3}[.)] |\|")
 CLOSED = ("#", "|")
 #: the rule below the header of a table, and lines that hold no letter or digit
 _NOTHING = re.compile(r"[\W_]*")
+_BLANK, _BORDER = re.compile(r"\s*"), re.compile(r"\s*(?:\|\s*)?")
 #: scripts that have no blanks between words
 DENSE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 DENSE_WORD = re.compile(f"[{DENSE}]")
@@ -63,7 +64,7 @@ def spans(text: str, pause: Callable[[], object] = lambda: None) -> Iterator[tup
         for end in ends(text[first:last], pause):
             pause()
             for piece in _pieces(text, start, first + end):
-                begin, stop = _stripped(text, *piece)
+                begin, stop = _stripped(text, *piece, is_first=piece[0] == first)
                 if begin < stop and not _NOTHING.fullmatch(text, begin, stop):
                     yield begin, stop
             start = first + end
@@ -96,7 +97,8 @@ def _pieces(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     yield start, end
 
 
-def _stripped(text: str, start: int, end: int) -> tuple[int, int]:
-    piece = text[start:end]
-    start += len(piece) - len(piece.lstrip())
-    return start, start + len(piece.strip())
+def _stripped(text: str, start: int, end: int, *, is_first: bool) -> tuple[int, int]:
+    """Without blanks; a sentence after one in a cell of a table does not begin with the border between them."""
+    blank = _BLANK.match(text, start, end) if is_first else _BORDER.match(text, start, end)
+    start = blank.end() if blank else start
+    return start, start + len(text[start:end].rstrip())

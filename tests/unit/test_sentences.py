@@ -33,6 +33,7 @@ def sentences(text: str) -> list[str]:
         ("# Title\nA line\nthat goes on. Next.", ["# Title", "A line\nthat goes on.", "Next."]),
         ("- one\n- two\n  goes on\n1. three", ["- one", "- two\n  goes on", "1. three"]),
         ("| a | b |\n|---|---|\n| 1 | 2 |\nafter", ["| a | b |", "| 1 | 2 |", "after"]),
+        ("| Why? | It is so. Yes |\n| No |", ["| Why?", "It is so.", "Yes |", "| No |"]),
         ("one\n\ntwo\n \nthree", ["one", "two", "three"]),
         (" \n…\n---\n", []),
         ("", []),

@@ -43,8 +43,8 @@ MIN_SUPPORT, MIN_SUPPORT_WORDS = 0.3, 0.16
 CHARACTERS_PER_TOKEN = 4
 
 _SIMILARITY, _WORDS, _RANK, _NUMBER, _NEXT = 0.5, 0.5, 0.1, 0.1, 0.1
-#: a further sentence has at least this share of the first one's score. 0.6 found 0.5 % more answers of squad2, and cited
-#: a wrong document beside the right one in twice as many answers
+#: a further sentence has at least this share of the first one's score. 0.6 held 0.5 % more answers of squad2, and a
+#: wrong document stood beside the right one twice as often
 _LEAST_SHARE = 0.8
 #: sentences that are embedded: those with the best words. 3 citations of 256 tokens have about 30; embedding all finds
 #: no more answers
