@@ -43,7 +43,7 @@ CASES: list[tuple[str, str, str, str | None, str | None]] = [
     ),
     (
         "SELECT * FROM ml_rag_search('q', '{\"embed_model_id\": \"none\"}')",
-        *("22023", "there is no model 'none'", "models that are there: ", ""),
+        *("22023", "there is no model 'none'", "models that are there for the task embed: fake-embed", ""),
     ),
     ("SELECT ml_rag_chat('q', '{\"no\": 1}')", "22023", 'unknown option "no"', "Options of ml_rag: abstain, ", ""),
     ("CALL heatwave_chat('')", "22023", "the question is empty", None, "Ask a question: "),

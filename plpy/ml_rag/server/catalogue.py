@@ -300,11 +300,11 @@ class Catalogue:
     def ids(self, task: Task | None = None) -> list[str]:
         return [entry.id for entry in self._models.values() if task is None or entry.task == task]
 
-    def nearest(self, model_id: str) -> str | None:
-        """The id most like a mistyped one; None for a text so long that it is none."""
+    def nearest(self, model_id: str, task: Task | None = None) -> str | None:
+        """The id, of a task or of all, most like a mistyped one; None for a text so long that it is none."""
         if len(model_id) > _ID_LENGTH:  # each character of it is looked at, in Python
             return None
-        return next(iter(difflib.get_close_matches(model_id, self._models, n=1, cutoff=0.5)), None)
+        return next(iter(difflib.get_close_matches(model_id, self.ids(task), n=1, cutoff=0.5)), None)
 
 
 def _meant(key: str, known: Iterable[str], otherwise: str) -> str:

@@ -71,12 +71,13 @@ class Described:
 
 def check_takes_images(registry: Registry, model_id: str) -> None:
     """Raises ``UnknownModel``, and ``InvalidRequest`` with those of the catalogue that do."""
-    if registry.entry(model_id).takes_images:
+    entry = registry.entry(model_id, "generate")
+    if entry.takes_images:
         return
-    able = [entry.id for entry in registry.catalogue if entry.takes_images]
+    able = [other.id for other in registry.catalogue if other.takes_images]
     raise InvalidRequest(
         f"model {model_id} takes no images",
-        detail=f'Its entry in the catalogue has no input "image"; its task is {registry.entry(model_id).task}.',
+        detail=f'Its entry in the catalogue has no input "image"; its task is {entry.task}.',
         hint=f"Models that take images: {', '.join(able)}."
         if able
         else 'None of the catalogue does: add input = ["text", "image"] to the entry of one that can.',

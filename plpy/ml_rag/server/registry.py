@@ -19,7 +19,7 @@ import numpy as np
 from ml_rag.abc import CHARACTERS_PER_TOKEN, Cancelled, Task
 from ml_rag.errors import EngineFailed, InvalidRequest, MlRagError, UnknownModel, WrongTask
 from ml_rag.server.cancellation import Cancellation, ClientGone
-from ml_rag.server.catalogue import Catalogue, ModelEntry
+from ml_rag.server.catalogue import DEFAULT_CONFIG, Catalogue, ModelEntry
 from ml_rag.server.memory import Memory
 from ml_rag.server.metrics import Metrics, current_model
 from ml_rag.server.models import Lease, Model, Shared
@@ -36,6 +36,10 @@ InputType = Literal["query", "document"]
 #: how often idle models are looked for
 IDLE_CHECK_SECONDS = 1.0
 
+_ADD = (
+    f"Add it as [models.ID] to the file that the model server reads (--config, ML_RAG_CONFIG, {DEFAULT_CONFIG}), and "
+    "restart the server: docs/models.md#models-of-your-own."
+)
 
 #: characters whose tokens are counted before other requests for the model come in, which takes about 0.1 s, and what
 #: each text counts as beside its own
@@ -72,9 +76,9 @@ class Registry:
             return info
         return replace(info, id=model_id, dimensions=_dimensions(self._model(name).entry, info.dimensions, asked))
 
-    def entry(self, model_id: str) -> ModelEntry:
-        """The catalogue's entry. Raises ``UnknownModel``."""
-        return self._model(model_id).entry
+    def entry(self, model_id: str, task: Task | None = None) -> ModelEntry:
+        """The catalogue's entry. Raises ``UnknownModel``, whose hint is one of ``task``."""
+        return self._model(model_id, task).entry
 
     def _info(self, model: Model) -> ModelInfo:
         entry, engine = model.entry, model.engine
@@ -98,15 +102,15 @@ class Registry:
             for name, model in self._models.items()
         }
 
-    def _model(self, model_id: str) -> Model:
+    def _model(self, model_id: str, task: Task | None = None) -> Model:
         model = self._models.get(model_id)
         if model is None:
-            near = self.catalogue.nearest(model_id)
-            there = [name for name, one in self._models.items() if not one.why_unavailable()]
+            near = self.catalogue.nearest(model_id, task)
+            there = [name for name in self.catalogue.ids(task) if not self._models[name].why_unavailable()]
             raise UnknownModel(
                 f"there is no model {model_id[:200]!r}",
-                detail=f"models that are there: {', '.join(there)}",
-                hint=f"Did you mean {near!r}?" if near else "Add it to the model server's catalogue.",
+                detail=f"models that are there{f' for the task {task}' if task else ''}: {', '.join(there) or 'none'}",
+                hint=f"Did you mean {near!r}?" if near else _ADD,
             )
         return model
 
@@ -118,7 +122,7 @@ class Registry:
         Raises ``UnknownModel``, ``WrongTask``, ``ModelUnavailable``, ``InvalidRequest``.
         """
         name, asked = cut_of(model_id) if task == "embed" else (model_id, None)
-        model = self._model(name)
+        model = self._model(name, task)
         if (holder := current_model.get()) is not None:
             holder[0] = model.entry.id
         if model.entry.task != task:

@@ -129,6 +129,25 @@ def test_only_embedding_models_have_dimensions(ask) -> None:
     assert_error(embed(ask, model="none@4", input="a"), 404, "model_not_found")
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "there", "hint"),
+    [
+        ("embeddings", {"input": "a"}, "fake-embed", "Did you mean 'bge-m3'?"),
+        ("rerank", {"query": "a", "documents": []}, "fake-rerank", None),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "extractive", None),
+    ],
+)
+def test_a_model_of_the_task_is_suggested(ask, path: str, body: dict[str, Any], there: str, hint: str | None) -> None:
+    error = assert_error(ask("POST", f"/v1/{path}", json={"model": "bge-m4", **body}), 404, "model_not_found")
+    task = {"embeddings": "embed", "rerank": "rerank"}.get(path, "generate")
+    assert error["detail"].startswith(f"models that are there for the task {task}: {there}")
+    assert error["hint"] == (
+        hint
+        or "Add it as [models.ID] to the file that the model server reads (--config, ML_RAG_CONFIG,"
+        " /etc/ml_rag/ml_rag.toml), and restart the server: docs/models.md#models-of-your-own."
+    )
+
+
 def test_embeddings_as_base64(ask) -> None:
     rows = embed(ask, model="fake-embed", input=["red", "red blue"], encoding_format="base64").json()["data"]
     floats = embed(ask, model="fake-embed", input=["red", "red blue"]).json()["data"]

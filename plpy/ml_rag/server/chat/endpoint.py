@@ -300,7 +300,7 @@ async def chat_completions(request: Request) -> Response:
     if (schema := body.sampling().json_schema) is not None:
         check_size(schema)
         # what makes its grammar elsewhere bounds it there
-        if not registry.entry(body.model).kind.is_remote:
+        if not registry.entry(body.model, "generate").kind.is_remote:
             check_repetitions(schema)
     async with AsyncExitStack() as stack:
         cancelled = await stack.enter_async_context(watch_disconnect(request))
