@@ -238,6 +238,14 @@ def test_a_model_server_that_is_down_is_said_with_what_to_do(owner: Connection, 
     assert "embedding" not in found
 
 
+def test_the_hint_names_what_starts_the_server_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ML_RAG_START_SERVER", raising=False)
+    for start in ("ml-rag serve", "make start"):
+        (finding,) = doctor.check_server("unix:/nowhere/at.all")
+        assert (finding.ok, finding.hint.partition(",")[0]) == (False, f'Start it with "{start}"')
+        monkeypatch.setenv("ML_RAG_START_SERVER", "make start")
+
+
 def test_a_default_model_that_the_server_does_not_know(owner: Connection, db: Database) -> None:
     owner.execute("SELECT ml_rag.configure('embed_model_id', 'no-such-model')")
     _, found = findings(db)

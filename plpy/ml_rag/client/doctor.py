@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import socket
 import sys
 import threading
@@ -47,7 +48,6 @@ SMALL = 20_000
 SECONDS = 10.0
 #: for the rows of all stores of another role to be counted in
 COUNT_SECONDS = 10.0
-_START = "Start it with \"ml-rag serve\", or correct its address: SELECT ml_rag.configure('model_server', '…')."
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,9 @@ def check_server(address: str) -> Iterator[Finding]:
         try:
             reply.update(_health(address))
         except (OSError, http.client.HTTPException, ValueError, TypeError) as e:
-            raise _wrong(f"it cannot be reached from here: {address}: {e}.", _START) from None
+            start = os.environ.get("ML_RAG_START_SERVER") or "ml-rag serve"  # as in backend/client
+            hint = f"Start it with \"{start}\", or correct its address: SELECT ml_rag.configure('model_server', '…')."
+            raise _wrong(f"it cannot be reached from here: {address}: {e}.", hint) from None
         if reply.get("version") != __version__:
             raise _wrong(f"version {reply.get('version')}, this command is {__version__}", "Restart the model server.")
         return f"version {reply['version']}, up for {reply['uptime_seconds']:.0f} s, at {address}"
