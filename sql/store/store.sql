@@ -57,7 +57,11 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'no schema to create the vector store in',
       DETAIL = format('The search_path is: %s.', coalesce(nullif(array_to_string(path, ', '), ''),
         'nothing')),
-      HINT = 'In "schema_name", name a schema in which you may create tables.';
+      HINT = format('In "schema_name", name a schema in which you may create tables, or have an '
+        'administrator run: GRANT CREATE ON SCHEMA %I TO %I.',
+        coalesce((SELECT p.entry FROM unnest(path) WITH ORDINALITY AS p (entry, place)
+          JOIN pg_namespace AS n ON n.nspname = p.entry AND n.nspname !~ '^pg_'
+          ORDER BY p.place LIMIT 1), 'public'), current_user);
   END IF;
 END
 $$;

@@ -134,8 +134,9 @@ def test_the_default_schema_is_the_first_that_will_take_the_table(
     loader.execute("SET search_path = nowhere, closed, opened, public")
     assert load(loader, f"{folder}/")["vector_store"] == "opened.docs"
     loader.execute("SET search_path = closed")
-    with error("42501", "no schema"):
+    with error("42501", "no schema") as caught:
         loader.execute("CALL public.vector_store_load(%s)", (f"{folder}/",))
+    assert "GRANT CREATE ON SCHEMA closed TO " in caught.hint
 
 
 def test_hostile_objects_in_the_callers_search_path_are_not_used(
