@@ -17,7 +17,14 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '22023',
       MESSAGE = format('unknown setting %s', coalesce(quote_literal(configure.name), 'NULL')),
       DETAIL = format('Settings: %s.', (SELECT string_agg(s.name, ', ' ORDER BY s.name)
-        FROM ml_rag.setting AS s));
+        FROM ml_rag.setting AS s)),
+      HINT = coalesce((SELECT format('Did you mean "%s"?', s.name) FROM ml_rag.setting AS s,
+          ml_rag._distance_of_words(lower(coalesce(configure.name, '')), s.name) AS d
+         WHERE d <= greatest(2, length(s.name) / 3) ORDER BY d, s.name LIMIT 1),
+        (SELECT format('It is an option, for all calls: SELECT ml_rag.configure(''default_options'', '
+          '''{"%s": …}'').', o.name)
+         FROM ml_rag.option AS o WHERE o.routine = 'ml_rag' AND o.name = configure.name),
+        'SELECT * FROM ml_rag.setting describes them.');
   END IF;
   IF configure.name = 'model_server' THEN
     -- one that cannot be an address, or whose look-up could hang

@@ -78,10 +78,28 @@ def test_track_is_on_or_off(owner: Connection, asker: Connection, new: str) -> N
     assert value(asker, "track") == "on"
 
 
-@pytest.mark.parametrize("name", ["nonsense", "", None, "MODEL_SERVER", "ml_rag.model_server"])
-def test_an_unknown_setting(owner: Connection, name: str | None) -> None:
-    with error("22023", "model_server, "):
+OF_SETTINGS = "SELECT * FROM ml_rag.setting describes them."
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("nonsense", OF_SETTINGS),
+        ("", OF_SETTINGS),
+        (None, OF_SETTINGS),
+        ("MODEL_SERVER", 'Did you mean "model_server"?'),
+        ("ml_rag.model_server", OF_SETTINGS),
+        ("embed_model", 'Did you mean "embed_model_id"?'),
+        (
+            "n_citations",
+            "It is an option, for all calls: SELECT ml_rag.configure('default_options', '{\"n_citations\": …}').",
+        ),
+    ],
+)
+def test_an_unknown_setting(owner: Connection, name: str | None, hint: str) -> None:
+    with error("22023", "model_server, ") as caught:
         owner.execute("SELECT ml_rag.configure(%s, 'x')", (name,))
+    assert caught.hint == hint
 
 
 @pytest.mark.parametrize(
