@@ -18,8 +18,9 @@ BEGIN
   RAISE EXCEPTION USING ERRCODE = '22023',
     MESSAGE = format('invalid value for option "%s"', $1),
     DETAIL = format('Got %s; allowed: %s.', _got, $3),
-    HINT = coalesce(left($4, 500), 'SELECT * FROM ml_rag.option lists the options with their ranges and '
-      'defaults.');
+    HINT = coalesce(left($4, 500),
+      CASE $1 WHEN 'filters' THEN 'docs/search.md#filters-and-keywords has operators and examples.'
+      ELSE 'SELECT * FROM ml_rag.option lists the options with their ranges and defaults.' END);
 END
 $$;
 

@@ -280,7 +280,8 @@ def nested(levels: int) -> Any:
         ({"a": list(range(10_001))}, ["10000 values"]),
         ({"or": [{}] * 30_000}, ["10000 values"]),
         ([{"a": 1}], ["an object"]),
-        ("a = 1", ["an object"]),
+        ("a = 1", ["an object", "docs/search.md#filters-and-keywords"]),
+        ({"a": {"lt": [1]}}, ["a number or a text", "docs/search.md#filters-and-keywords"]),
     ],
     ids=shown,
 )
