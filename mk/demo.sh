@@ -107,8 +107,8 @@ else
     bash "$here/setup.sh" generation
     show "The same by smollm2-135m-instruct, a language model of 135 million parameters, there to try things out" \
       "SELECT ml_rag_show('What is ml_rag?', '{\"model_options\": {\"model_id\": \"smollm2-135m-instruct\"}}')"
-    printf '\nFor answers of use in its own words, run this one command (1.1 GB); calls that name no model then take that model:\n  %s models --models-dir %s pull %s\n' \
-      "$VENV/bin/ml-rag" "$MODELS_DIR" qwen2.5-1.5b-instruct
+    printf '\nFor answers of use in its own words, run this one command (1.1 GB); calls that name no model then take that model:\n  %s models pull %s --models-dir %s\n' \
+      "$VENV/bin/ml-rag" qwen2.5-1.5b-instruct "$MODELS_DIR"
   fi
   bash "$here/own_model.sh" found
 fi
