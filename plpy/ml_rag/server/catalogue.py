@@ -304,7 +304,9 @@ class Catalogue:
         """The id, of a task or of all, most like a mistyped one; None for a text so long that it is none."""
         if len(model_id) > _ID_LENGTH:  # each character of it is looked at, in Python
             return None
-        return next(iter(difflib.get_close_matches(model_id, self.ids(task), n=1, cutoff=0.5)), None)
+        ids = [*self.ids(task), "hybrid"] if task == "rerank" else self.ids(task)  # hybrid ranks in the database
+        begin = [known for known in ids if model_id and known.startswith(model_id.lower())]
+        return next(iter(begin or difflib.get_close_matches(model_id, ids, n=1, cutoff=0.5)), None)
 
 
 def _meant(key: str, known: Iterable[str], otherwise: str) -> str:

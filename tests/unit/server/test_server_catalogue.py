@@ -136,6 +136,14 @@ def test_the_models_folder_is_chosen_in_order(tmp_path: Path, monkeypatch: pytes
     assert models_dir(load_catalogue(write(tmp_path, ""))) == Path("/data/ml_rag/models")
 
 
+def test_the_nearest_id(tmp_path: Path) -> None:
+    catalogue = load_catalogue(write(tmp_path, ""))
+    # its beginning says more than letters that are alike: it was qwen3-1.7b
+    assert catalogue.nearest("Qwen2.5-1.5b", "generate") == "qwen2.5-1.5b-instruct"
+    assert (catalogue.nearest("hybird", "rerank"), catalogue.nearest("hybird")) == ("hybrid", None)
+    assert catalogue.nearest("", "embed") is None
+
+
 def test_a_text_of_many_megabytes_is_no_mistyped_id(tmp_path: Path) -> None:
     catalogue = load_catalogue(write(tmp_path, ""))
     assert catalogue.nearest("all_minilm") == "all_minilm_l6_v2"
