@@ -12,6 +12,9 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- {"not": …}; null among the values of in stands for a row without a value.
 DECLARE
   _known text[] := '{eq,ne,in,nin,lt,lte,gt,gte,between,like,ilike,exists}';
+  -- what others write
+  _signs CONSTANT jsonb := '{"=": "eq", "==": "eq", "!=": "ne", "<>": "ne", "<": "lt", "<=": "lte",
+    "le": "lte", ">": "gt", ">=": "gte", "ge": "gte"}';
   _operators jsonb := CASE jsonb_typeof(value) WHEN 'object' THEN value
                       WHEN 'array' THEN jsonb_build_object('in', value)
                       ELSE jsonb_build_object('eq', value) END;
@@ -61,7 +64,9 @@ BEGIN
       RAISE EXCEPTION USING ERRCODE = '22023',
         MESSAGE = format('unknown operator "%s" in option "filters"', left(_operator, 100)),
         DETAIL = format('Under the key "%s"; operators: %s.', left(key, 100), array_to_string(_known, ', ')),
-        HINT = CASE WHEN _nearest IS NOT NULL THEN format('Did you mean "%s"?', _nearest)
+        HINT = CASE WHEN _signs ? lower(_operator) THEN
+            format('That is "%s" here.', _signs ->> lower(_operator))
+          WHEN _nearest IS NOT NULL THEN format('Did you mean "%s"?', _nearest)
           WHEN lower(key) = 'metadata' THEN
             format('A key of the metadata stands by itself: {%s: …}.', to_json(left(_operator, 100)))
           ELSE 'A key inside an object is written as a path: {"/address/city": "Rome"}.' END;

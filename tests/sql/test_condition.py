@@ -241,6 +241,8 @@ def nested(levels: int) -> Any:
         ({"year": {"gtt": 1}}, ['"gtt"', '"year"', 'Did you mean "gt"?']),
         ({"year": {"$gte": 1}}, ['"$gte"', 'Did you mean "gte"?']),
         ({"year": {"GTE": 1}}, ['"GTE"', 'Did you mean "gte"?']),
+        ({"year": {">=": 1}}, ['">="', 'That is "gte" here.']),
+        ({"year": {"ge": 1}}, ['"ge"', 'That is "gte" here.']),
         ({"year": {"betwen": [1, 2]}}, ['Did you mean "between"?']),
         ({"address": {"city": "Rome"}}, ['"city"', '"address"', "/address/city"]),
         ({"year": {"gte": 1, "not": {"eq": 2}}}, ['"not"', '"year"']),
