@@ -94,8 +94,8 @@ BEGIN
         MESSAGE = format('%s is set, but the model server has no model "%s" that can %s', configure.name,
           left(configure.value, 200), _task),
         DETAIL = 'Calls that name no model will fail.',
-        HINT = 'SELECT * FROM ml_supported_models() lists its models. After adding one to its catalogue, '
-          'restart it.';
+        HINT = 'SELECT * FROM ml_supported_models() lists its models; docs/models.md#models-of-your-own says '
+          'how to add one.';
     ELSIF NOT _model.available THEN
       RAISE WARNING USING ERRCODE = '01000',
         MESSAGE = format('%s is set, but the files of model "%s" are missing', configure.name,
