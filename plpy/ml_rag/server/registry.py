@@ -102,11 +102,14 @@ class Registry:
             for name, model in self._models.items()
         }
 
+    def _available(self, task: Task | None) -> list[str]:
+        return [name for name in self.catalogue.ids(task) if not self._models[name].why_unavailable()]
+
     def _model(self, model_id: str, task: Task | None = None) -> Model:
         model = self._models.get(model_id)
         if model is None:
             near = self.catalogue.nearest(model_id, task)
-            there = [name for name in self.catalogue.ids(task) if not self._models[name].why_unavailable()]
+            there = self._available(task)
             raise UnknownModel(
                 f"there is no model {model_id[:200]!r}",
                 detail=f"models that are there{f' for the task {task}' if task else ''}: {', '.join(there) or 'none'}",
@@ -126,7 +129,7 @@ class Registry:
         if (holder := current_model.get()) is not None:
             holder[0] = model.entry.id
         if model.entry.task != task:
-            fitting = self.catalogue.ids(task)
+            fitting = self._available(task) or self.catalogue.ids(task)
             raise WrongTask(
                 f"model {model_id} cannot {task}",
                 detail=f"its task is {model.entry.task}",

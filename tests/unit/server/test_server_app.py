@@ -148,6 +148,11 @@ def test_a_model_of_the_task_is_suggested(ask, path: str, body: dict[str, Any], 
     )
 
 
+def test_models_that_are_there_are_suggested_for_one_of_another_task(ask) -> None:
+    error = assert_error(embed(ask, model="fake-rerank", input="a"), 400, "wrong_task")
+    assert error["hint"].startswith("Models for the task embed: fake-embed, ")
+
+
 def test_embeddings_as_base64(ask) -> None:
     rows = embed(ask, model="fake-embed", input=["red", "red blue"], encoding_format="base64").json()["data"]
     floats = embed(ask, model="fake-embed", input=["red", "red blue"]).json()["data"]
