@@ -96,6 +96,10 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is not a vector store', store),
       DETAIL = format('Columns missing or of another type: %s.', _wrong),
       HINT = coalesce(ml_rag._segments_hint(store),
+        CASE WHEN EXISTS (SELECT FROM pg_trigger AS t
+            WHERE t.tgrelid = store AND t.tgname = 'ml_rag_vectorizer') THEN
+          format('It has a vectorizer: INSERT rows and CALL ml_rag.run_vectorizer(%L), or name another '
+            'table.', store) END,
         'In "table_name", name a table that does not exist yet; it is created with the right columns.');
   END IF;
   SELECT nullif(a.atttypmod, -1), ml_rag._marked_model(col_description(store, a.attnum))

@@ -388,7 +388,11 @@ def test_bad_options_are_22023(
 def test_a_table_that_is_no_store_is_refused(loader: Connection, server: DocumentsServer, folder: Path) -> None:
     write(folder, a="alpha")
     loader.execute("CREATE TABLE docs (document_name text, segment_embedding real[])")
-    with error("22023", "is not a vector store"):
+    with error("22023", "is not a vector store", 'In "table_name", name a table that does not exist yet'):
+        load(loader, f"{folder}/")
+    loader.execute("DROP TABLE docs; CREATE TABLE docs (id integer PRIMARY KEY, body text)")
+    loader.execute("""SELECT ml_rag.create_vectorizer('docs', '{"columns": "body"}')""")
+    with error("22023", "is not a vector store", "INSERT rows and CALL ml_rag.run_vectorizer('public.docs')"):
         load(loader, f"{folder}/")
     loader.execute("DROP TABLE docs; CREATE VIEW docs AS SELECT 1")
     with error("22023", "is not a table"):
