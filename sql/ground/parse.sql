@@ -77,7 +77,8 @@ BEGIN
          ('ml_rag', 'tables', '"vector_store"'),
          ('ml_rag', 'where', '"filters"'), ('ml_rag', 'filter', '"filters"'),
          ('ml_rag', 'threshold', '"max_distance" of "retrieval_options"'), ('arm', 'limit', '"candidates"'),
-         ('arm', 'top_k', '"candidates"'), ('ml_rank', 'limit', '"top_n"'), ('ml_rank', 'top_k', '"top_n"'),
+         ('arm', 'top_k', '"candidates"'), ('arm', 'node_group', '"in"'),
+         ('ml_rank', 'limit', '"top_n"'), ('ml_rank', 'top_k', '"top_n"'),
          ('ml_nl_sql', 'limit', '"max_rows"'),
          ('vector_store_load', 'segment_overlap', '"overlap_tokens" of "chunking"')
        ) AS s (routine, name, option)

@@ -157,6 +157,7 @@ def test_unknown_key_gets_the_nearest_known_one_as_hint(
         ("ml_rag", "K", "n_citations"),
         ("ml_rag", "filter", "filters"),
         ("ml_rag", "threshold", 'max_distance" of "retrieval_options'),
+        ("arm", "node_group", "in"),
         ("ml_rank", "top_k", "top_n"),
         ("ml_nl_sql", "limit", "max_rows"),
     ],
