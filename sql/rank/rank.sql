@@ -100,7 +100,7 @@ BEGIN
         'A record is an object: {"id": "1", "title": "a title", "content": "a text"}.');
     END IF;
     IF jsonb_typeof(_record -> 'id') IS DISTINCT FROM 'string' OR _record -> 'id' = '""' THEN
-      PERFORM ml_rag._bad_record(i, _record ->> 'id', 'Its id is missing or empty, or no text.',
+      PERFORM ml_rag._bad_record(i, _record ->> 'id', 'An id is a text that is not empty.',
         'Give each record an "id", a text such as "1".');
     END IF;
     _key := (SELECT min(k) FROM jsonb_object_keys(_record) AS k
