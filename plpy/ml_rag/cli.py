@@ -82,7 +82,11 @@ class _Failure(click.ClickException):
         super().__init__(printable_lines("\n  ".join(filter(None, (error.message, error.detail, error.hint)))))
 
 
-@click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=_LazyGroup,
+    commands=[click.Command(name) for name in COMMANDS],  # what a mistyped name is compared with
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="ml-rag")
 def main() -> None:
     """Retrieval-augmented generation inside PostgreSQL: the model server and its tools."""

@@ -89,6 +89,14 @@ def _ml_rag(client: Path, *arguments: str, **environment: str) -> subprocess.Com
     )
 
 
+def test_a_mistyped_command_gets_the_right_one(client: Path) -> None:
+    done = _ml_rag(client, "docter")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        2,
+        "Error: No such command 'docter'. Did you mean 'doctor'?",
+    )
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["load", "--help"], ["doctor", "--help"], ["eval", "--help"]])
 def test_the_client_alone_helps(client: Path, arguments: list[str]) -> None:
     done = _ml_rag(client, *arguments)
