@@ -80,7 +80,12 @@ BEGIN
          ('arm', 'top_k', '"candidates"'), ('arm', 'node_group', '"in"'),
          ('ml_rank', 'limit', '"top_n"'), ('ml_rank', 'top_k', '"top_n"'),
          ('ml_nl_sql', 'limit', '"max_rows"'),
-         ('vector_store_load', 'segment_overlap', '"overlap_tokens" of "chunking"')
+         ('vector_store_load', 'segment_overlap', '"overlap_tokens" of "chunking"'),
+         ('vector_store_load', 'chunk_size', '"segment_tokens" of "chunking"'),
+         ('vector_store_load', 'chunk_overlap', '"overlap_tokens" of "chunking"'),
+         ('chunking', 'chunk_size', '"segment_tokens"'), ('chunking', 'tokens', '"segment_tokens"'),
+         ('chunking', 'chunk_overlap', '"overlap_tokens"'), ('vector_store_columns', 'text', '"segment"'),
+         ('vector_store_columns', 'content', '"segment"')
        ) AS s (routine, name, option)
        WHERE s.routine = $1 AND s.name = lower($2)),
       -- an option of one of the objects among the options
