@@ -461,8 +461,9 @@ BEGIN
         FROM jsonb_path_query(c.citation, '$.highlights[*]') WITH ORDINALITY AS h (found, place)
         CROSS JOIN LATERAL (SELECT substr(c.citation ->> 'segment', (h.found ->> 'start')::integer + 1,
           (h.found ->> 'end')::integer - (h.found ->> 'start')::integer) AS passage) AS s
-        ORDER BY h.found -> 'score' DESC, (SELECT count(DISTINCT w)
-          FROM regexp_split_to_table(lower(s.passage), '\W+') AS w WHERE w = ANY (_said)) DESC, h.place
+        ORDER BY h.found -> 'score' DESC, (SELECT count(*) FROM (
+          SELECT regexp_split_to_table(lower(s.passage), '\W+') INTERSECT SELECT unnest(_said)
+          ) AS w) DESC, h.place
         LIMIT 1), c.citation ->> 'segment'), '\s+', ' ', 'g')) AS passage) AS p
     ORDER BY c.n;
 @CATCH@
