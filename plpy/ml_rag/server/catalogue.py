@@ -89,7 +89,7 @@ Sha256 = Annotated[str, Field(pattern=rf"^([0-9a-f]{{64}}|{UNPINNED})$")]
 
 def _known_engine(name: str) -> str:
     if name not in ENGINES:
-        raise ValueError(f"engines are {', '.join(ENGINES)}")
+        raise ValueError(f"engines are {', '.join(f'{key} ({kind.runs})' for key, kind in ENGINES.items())}")
     return name
 
 

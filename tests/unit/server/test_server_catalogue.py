@@ -136,6 +136,13 @@ def test_the_models_folder_is_chosen_in_order(tmp_path: Path, monkeypatch: pytes
     assert models_dir(load_catalogue(write(tmp_path, ""))) == Path("/data/ml_rag/models")
 
 
+def test_an_unknown_engine_gets_what_each_runs(tmp_path: Path) -> None:
+    path = write(tmp_path, '[models.m]\ntask="generate"\nengine="ollama"')
+    with pytest.raises(CatalogueError, match="bad value of models.m.engine") as caught:
+        load_catalogue(path)
+    assert "openai (models of an OpenAI-compatible endpoint)" in str(caught.value.detail)
+
+
 def test_the_nearest_id(tmp_path: Path) -> None:
     catalogue = load_catalogue(write(tmp_path, ""))
     # its beginning says more than letters that are alike: it was qwen3-1.7b
