@@ -138,7 +138,7 @@ def test_the_models_folder_is_chosen_in_order(tmp_path: Path, monkeypatch: pytes
 
 def test_an_unknown_engine_gets_what_each_runs(tmp_path: Path) -> None:
     path = write(tmp_path, '[models.m]\ntask="generate"\nengine="ollama"')
-    with pytest.raises(CatalogueError, match="bad value of models.m.engine") as caught:
+    with pytest.raises(CatalogueError, match=r"bad value of models\.m\.engine") as caught:
         load_catalogue(path)
     assert "openai (models of an OpenAI-compatible endpoint)" in str(caught.value.detail)
 
