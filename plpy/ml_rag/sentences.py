@@ -24,6 +24,9 @@ ITEM = re.compile(r"#{1,6} |[-*+•] |\(?\d{1,3}[.)] |\|")
 CLOSED = ("#", "|")
 #: the rule below the header of a table, and lines that hold no letter or digit
 _NOTHING = re.compile(r"[\W_]*")
+#: the header of a table, with the rule below it, and the first line that is no row
+_HEADER = re.compile(r"^[ \t]*(\|.{0,1000})\n[ \t]*\|(?=.*-)[ \t:|-]*\r?(?:\n|\Z)", re.MULTILINE)
+_BELOW = re.compile(r"^(?![ \t]*\|)", re.MULTILINE)
 _BLANK, _BORDER = re.compile(r"\s*"), re.compile(r"\s*(?:\|\s*)?")
 #: scripts that have no blanks between words
 DENSE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -68,6 +71,27 @@ def spans(text: str, pause: Callable[[], object] = lambda: None) -> Iterator[tup
                 if begin < stop and not _NOTHING.fullmatch(text, begin, stop):
                     yield begin, stop
             start = first + end
+
+
+def with_headers(
+    text: str, pause: Callable[[], object] = lambda: None
+) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
+    """The sentences, each with the span of the header of the table that it stands in. A header has its own."""
+    tables = _tables(text)
+    table = next(tables, None)
+    for start, end in spans(text, pause):
+        while table is not None and start >= table[1]:
+            table = next(tables, None)
+        yield start, end, table[0] if table is not None and start >= table[0][0] else None
+
+
+def _tables(text: str) -> Iterator[tuple[tuple[int, int], int]]:
+    """The spans of the headers of tables in Markdown, each with the end of its table."""
+    end = 0
+    while found := _HEADER.search(text, end):
+        below = _BELOW.search(text, found.end())
+        end = below.start() if below else len(text)
+        yield found.span(1), end
 
 
 def _paragraphs(text: str, pause: Callable[[], object]) -> Iterator[tuple[int, int]]:

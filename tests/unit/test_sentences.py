@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ml_rag.sentences import spans
+from ml_rag.sentences import spans, with_headers
 
 
 def sentences(text: str) -> list[str]:
@@ -43,6 +43,17 @@ def test_sentences_of_a_text(text: str, expected: list[str] | None) -> None:
     assert sentences(text) == ([text] if expected is None else expected)
 
 
+def test_rows_of_tables_know_their_header() -> None:
+    text = "a\n| A | B |\n|:--|--:|\n| 1 | 2. No 3 |\n| C |\nb\n\n| x |\n| y |\n  | D |\r\n  |---|\r\n  | 4 |"
+    found = [(text[start:end], header and text[slice(*header)]) for start, end, header in with_headers(text)]
+    assert found == [
+        ("a", None),
+        *[(row, "| A | B |") for row in ("| A | B |", "| 1 | 2.", "No 3 |", "| C |")],
+        *[("b", None), ("| x |", None), ("| y |", None)],
+        *[("| D |", "| D |\r"), ("| 4 |", "| D |\r")],
+    ]
+
+
 def test_a_text_without_full_stops_is_cut_at_blanks() -> None:
     found = sentences("word " * 500)
     assert " ".join(found).split() == ["word"] * 500
@@ -61,9 +72,20 @@ def test_sentences_are_in_order_and_only_marks_and_blanks_are_between_them(text:
     assert not any(character.isalnum() for character in text[at:])
 
 
-@pytest.mark.parametrize("text", ["." * 200_000, "a\n" * 100_000, "# " * 100_000, "| a |\n" * 50_000, "A. " * 60_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "." * 200_000,
+        "a\n" * 100_000,
+        "# " * 100_000,
+        "| a |\n" * 50_000,
+        "A. " * 60_000,
+        "|-\n" * 50_000,
+        "|a\n|" + "-" * 200_000 + "x",
+    ],
+)
 def test_time_is_in_step_with_the_length(text: str) -> None:
     began = time.perf_counter()
-    for _ in spans(text):
+    for _ in with_headers(text):
         pass
     assert time.perf_counter() - began < 5

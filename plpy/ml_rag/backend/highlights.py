@@ -1,7 +1,8 @@
 """The passages of citations that answer a question: the sentences with most of its words, each weighted by rarity.
 
 The words part of the model ``extractive`` (0.75 of its first sentences hold a right answer, 0.79 with embeddings: see
-docs/answers.md), without a model server. The sentence after a heading or a question gets what that one has.
+docs/answers.md), without a model server. The sentence after a heading or a question gets what that one has, and each
+row of a table what the heading and the header above it have.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ml_rag.backend.grounding import LONGEST, Pause, Stops, words_of
-from ml_rag.sentences import LEADS_IN, spans
+from ml_rag.sentences import LEADS_IN, with_headers
 
 #: of each text; further ones have at least this share of the best score of all
 _MOST, _LEAST_SHARE = 3, 0.6
@@ -29,12 +30,18 @@ def highlights(question: str, texts: Sequence[str], stops: Stops, pause: Pause) 
         text, left = whole[:left], max(0, left - len(whole))
         found.append([])
         lead: set[str] = set()
-        for start, end in spans(text, pause):
+        above: set[str] = set()
+        for start, end, header in with_headers(text, pause):
             stems = {word.stem for word in words_of(text[start:end], pause)}
+            if header is None:
+                above = set()
+            elif start < header[1]:
+                above, lead = (lead if start == header[0] else above) | (stems & asked), set()
+                continue
             if LEADS_IN.fullmatch(text, start, end) or stems <= asked:
                 lead |= stems & asked
                 continue
-            found[-1].append((start, end, (stems | lead) & asked))
+            found[-1].append((start, end, (stems | lead | above) & asked))
             lead = set()
     sentences = [stems for passages in found for _, _, stems in passages]
     counts: Counter[str] = Counter()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import pytest
+
 from ml_rag.backend.highlights import highlights
 
 TEXTS = ["Hotels are paid. The hotel limit is 180 euros.", "# Trains\n\nThey are free. Ask first.", "Rain falls."]
@@ -29,3 +31,18 @@ def test_what_follows_a_heading_answers_it() -> None:
 def test_without_a_common_word_there_are_none() -> None:
     assert passages("Who is Ann?") == [[], [], []]
     assert highlights("?", [], stops, lambda: None) == []
+
+
+TABLE = (
+    "# Travel\n\n| City | Hotel limit |\n|---|---|\n| London | 180 euros |\n| Paris | 170 euros |\n\nAsk us."
+)
+
+
+@pytest.mark.parametrize(
+    ("question", "row"),
+    [("What is the hotel limit in Paris?", "| Paris | 170 euros |"), ("travel, London", "| London | 180 euros |")],
+)
+def test_the_rows_of_a_table_have_the_words_of_its_header(question: str, row: str) -> None:
+    (found,) = highlights(question, [TABLE], stops, lambda: None)
+    assert TABLE[found[0]["start"] : found[0]["end"]] == row
+    assert "City" not in "".join(TABLE[h["start"] : h["end"]] for h in found)

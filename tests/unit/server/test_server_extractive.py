@@ -65,6 +65,12 @@ def test_a_heading_or_a_question_is_answered_by_what_follows() -> None:
     assert say("hotel limits", "# Hotel limits\n\nAt most 140 euros.\n\nTrains are free.") == "At most 140 euros."
 
 
+def test_a_row_of_a_table_has_the_words_of_its_header() -> None:
+    table = "| City | Hotel limit a night |\n|---|---|\n| London | 180 euros |\n| Paris | 170 euros |"
+    assert say("What is the hotel limit in Paris?", table) == "| Paris | 170 euros |"
+    assert say("Is there a hotel limit?", "| City | Hotel limit |\n|---|---|") == ""
+
+
 def test_a_statement_in_the_words_of_the_question_answers_it() -> None:
     assert say("Is the gym free?", "# Gym\n\nThe gym is free. Courses cost 10 euros a month.") == "The gym is free."
 

@@ -4,7 +4,8 @@ A sentence counts by what it shares with the question: half its similarity (of e
 its words, weighted by their rarity among the sentences at hand; a little for the place of its document; and something
 for a number where the question asks for one. Where several are wanted, the sentence after one that was chosen has an
 advantage, as it goes on from it. A heading, a question and a line that ends with a colon answer nothing: the sentence
-that follows one gets what it has. Without a question it is the central sentences that count: those most like all.
+that follows one gets what it has, and each row of a table what its header has. Without a question it is the central
+sentences that count: those most like all.
 
 The weights were chosen on 300 questions of squad2 and reported on 300 others (bench/extractive.py).
 
@@ -26,7 +27,7 @@ import numpy as np
 
 from ml_rag.abc import Cancelled, Delta, Sampling
 from ml_rag.errors import InvalidRequest
-from ml_rag.sentences import DENSE, DENSE_WORD, ITEM, LEADS_IN, STEM, WORD, spans
+from ml_rag.sentences import DENSE, DENSE_WORD, ITEM, LEADS_IN, STEM, WORD, spans, with_headers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -100,6 +101,13 @@ class Sentence:
     document: int
     number: int
     text: str
+    #: of the table that it is a row of
+    header: str = ""
+
+    @property
+    def whole(self) -> str:
+        """What it says by where it stands."""
+        return f"{self.header}\n{self.text}" if self.header else self.text
 
     @property
     def key(self) -> str:
@@ -161,8 +169,10 @@ class ExtractiveEngine:
         sentences = _sentences_of(question.documents)
         if not sentences:
             return Extract([], 0.0, MIN_SUPPORT)
-        words = [words_of(sentence.text) for sentence in sentences]
         asked = words_of(question.text)
+        # those of a header count in each of its rows
+        above = {header: words_of(header) & asked for header in {sentence.header for sentence in sentences}}
+        words = [words_of(sentence.text) | above[sentence.header] for sentence in sentences]
         weights = _rarity(asked, words)
         present, share = _shares(weights, words)
         by_words = present if asked else _centrality(words)
@@ -226,13 +236,14 @@ def words_of(text: str) -> set[str]:
 
 
 def _sentences_of(documents: Sequence[str]) -> list[Sentence]:
-    """Those of all documents; one that is repeated counts where it stands first."""
+    """Those of all documents; one that is repeated counts where it stands first. The header of a table is none."""
     seen: set[str] = set()
     sentences = []
     for place, text in enumerate(documents):
-        for number, (start, end) in enumerate(spans(text)):
-            sentence = Sentence(place, number, text[start:end])
-            if sentence.key not in seen:
+        for number, (start, end, header) in enumerate(with_headers(text)):
+            above = text[slice(*header)] if header else ""
+            sentence = Sentence(place, number, text[start:end], above)
+            if sentence.key not in seen and not (header and start < header[1]):
                 seen.add(sentence.key)
                 sentences.append(sentence)
     return sentences
@@ -276,7 +287,7 @@ def _similarities(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
     """Of each sentence to the question, and to the mean of those that were embedded: 0 = as unrelated texts, 1 = the
     same. ``known``: cosines; with these the question is not embedded either. None without a model."""
-    unknown = [sentence.text for sentence in sentences if sentence.key not in known]
+    unknown = [sentence.whole for sentence in sentences if sentence.key not in known]
     embedded = embed([] if known else [question.text], unknown)
     if embedded is None:
         return None
