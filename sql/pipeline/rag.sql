@@ -439,11 +439,9 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT A
 -- purpose: the answer document as lines to read: the text, then of each citation document and best passage
 DECLARE
   _document jsonb;
-  _said text[];
 BEGIN
   _document := @extschema@.ml_rag_answer($1, CASE WHEN $2 ? 'citation_fields' THEN $2
     ELSE coalesce($2, '{}') || '{"citation_fields": ["highlights", "metadata.page", "metadata.title"]}' END);
-  _said := regexp_split_to_array(lower(_document ->> 'text'), '\W+');
   RETURN QUERY SELECT l.line FROM regexp_split_to_table(_document ->> 'text', '\n')
     WITH ORDINALITY AS l (line, n)
     ORDER BY l.n;
@@ -455,16 +453,12 @@ BEGIN
       ', distance ' || (c.citation ->> 'distance'),
       CASE WHEN length(p.passage) > 240 THEN left(p.passage, 239) || '…' ELSE p.passage END)
     FROM jsonb_array_elements(_document -> 'citations') WITH ORDINALITY AS c (citation, n)
-    CROSS JOIN LATERAL (SELECT trim(regexp_replace(coalesce((
-        -- of equally good ones the one that the answer was taken from
-        SELECT s.passage
-        FROM jsonb_path_query(c.citation, '$.highlights[*]') WITH ORDINALITY AS h (found, place)
-        CROSS JOIN LATERAL (SELECT substr(c.citation ->> 'segment', (h.found ->> 'start')::integer + 1,
-          (h.found ->> 'end')::integer - (h.found ->> 'start')::integer) AS passage) AS s
-        ORDER BY h.found -> 'score' DESC, (SELECT count(*) FROM (
-          SELECT regexp_split_to_table(lower(s.passage), '\W+') INTERSECT SELECT unnest(_said)
-          ) AS w) DESC, h.place
-        LIMIT 1), c.citation ->> 'segment'), '\s+', ' ', 'g')) AS passage) AS p
+    CROSS JOIN LATERAL (SELECT c.citation ->> 'segment' AS segment,
+      c.citation #> '{highlights,0}' AS best) AS s
+    CROSS JOIN LATERAL (SELECT trim(regexp_replace(coalesce(substr(s.segment,
+      (s.best ->> 'start')::integer + 1,
+      (s.best ->> 'end')::integer - (s.best ->> 'start')::integer), s.segment), '\s+', ' ',
+        'g')) AS passage) AS p
     ORDER BY c.n;
 @CATCH@
 END

@@ -325,29 +325,6 @@ def test_an_answer_is_shown_in_lines(owner: Connection, asker: Connection) -> No
     assert len(passage) == 240
 
 
-def test_of_equally_good_passages_that_of_the_answer_is_shown(owner: Connection, asker: Connection) -> None:
-    vector = [1, 0, 0]
-    text = (
-        "| City | Hotel limit | Meals |\n| --- | --- | --- |\n"
-        "| Berlin | 140 euros | 28 euros |\n| London | 180 euros | 40 euros |"
-    )
-    create_store(owner, rows=[("limits.md", 1, 1, text, vector)])
-    options: dict[str, object] = {"query_embedding": vector, "model_options": {"model_id": "extractive"}}
-    found = answer(asker, "What is the limit in London?", {**options, "citation_fields": ["highlights"]})
-    assert [h["score"] for h in found["citations"][0]["highlights"]] == [0.5, 0.5]
-    row = "| London | 180 euros | 40 euros |"
-    assert shown(asker, "What is the limit in London?", **options) == [
-        row,
-        "",
-        f"[1] limits.md, distance 0.0000: {row}",
-    ]
-    # without an answer the first of them
-    options = {"query_embedding": vector, "skip_generate": True}
-    assert shown(asker, "What is the limit in London?", **options) == [
-        "[1] limits.md, distance 0.0000: | City | Hotel limit | Meals |"
-    ]
-
-
 def test_an_answer_without_citations_is_its_text_alone(owner: Connection, asker: Connection) -> None:
     create_store(owner, rows=ROWS)
     far = {"query_embedding": [-1, -1, -1], "retrieval_options": {"max_distance": 0.1}}

@@ -33,9 +33,7 @@ def test_without_a_common_word_there_are_none() -> None:
     assert highlights("?", [], stops, lambda: None) == []
 
 
-TABLE = (
-    "# Travel\n\n| City | Hotel limit |\n|---|---|\n| London | 180 euros |\n| Paris | 170 euros |\n\nAsk us."
-)
+TABLE = "# Travel\n\n| City | Hotel limit |\n|---|---|\n| London | 180 euros |\n| Paris | 170 euros |\n\nAsk us."
 
 
 @pytest.mark.parametrize(
