@@ -368,6 +368,20 @@ def test_docx_and_html_say_which_boxes_are_ticked_and_which_entry_is_chosen() ->
     assert only("a.html", page) == "- ☒ a\n- ☐ b\n- d"
 
 
+@pytest.mark.parametrize("body", ["<main><p>a</main>", "<header>a</header>", "<x-page><article>a</article></x-page>"])
+def test_html_without_the_tags_of_its_head_and_body_keeps_its_text(body: str) -> None:
+    head = "<meta charset=utf-8><title>t</title><style>s</style><script>u</script>"
+    assert only("a.html", f"<!doctype html>{head}{body}<p>b") == "a\n\nb"
+    assert only("a.html", f"<!doctype html><html lang=en><head>{head}<section>a</section>b") == "a\n\nb"
+
+
+def test_xhtml_keeps_the_text_of_cdata_sections() -> None:
+    style = "<style><![CDATA[ p > b {} ]]></style>"
+    text = '<div xmlns="http://www.w3.org/1999/xhtml"><p>a <![CDATA[<b> & c]]></p><p>d ]]&gt;</p></div>'
+    assert only("a.xhtml", f"<html><head>{style}</head><body>{text}</body></html>") == "a <b> & c\n\nd ]]>"
+    assert blocks("a", epub([text])) == [("a <b> & c\n\nd ]]>", {"section": 1})]
+
+
 def test_a_heading_of_html_may_be_a_button() -> None:
     page = (
         "<h2><button>Who pays?</button></h2><div>The employer. <button>Copy</button></div>"

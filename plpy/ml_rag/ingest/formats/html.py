@@ -7,6 +7,7 @@ from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
+from html import escape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from bs4 import BeautifulSoup
 
 _DROPPED = [
-    "script", "style", "noscript", "template", "svg", "iframe", "object", "nav", "head", "button", "select",
+    "script", "style", "noscript", "template", "svg", "iframe", "object", "nav", "button", "select",
     "rt", "rp", "annotation", "annotation-xml",  # readings of characters, formulas in other words
 ]  # fmt: skip
 #: of formulas, and what stands before the second of their two parts
@@ -40,6 +41,8 @@ _MOST_MARKED = 20
 # Marks between cells and rows while the converter works from the inside out; ``clean`` removes any in the source.
 _OPEN, _CELL, _ROW = "\x1d", "\x1f", "\x1e"
 _MARKS = re.compile(f"[{MARK}\x1c-\x1f]")
+#: text of XHTML, which the parser of HTML takes for a comment
+_CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
 _SPANS = re.compile(_OPEN + r"(\d+),(\d+),")
 #: what browsers take
 _MAX_SPANS = {"colspan": 1000, "rowspan": 65_534}
@@ -94,6 +97,10 @@ def _soup(text: str) -> BeautifulSoup:
 
     from bs4 import BeautifulSoup, MarkupResemblesLocatorWarning, XMLParsedAsHTMLWarning
 
+    if "http://www.w3.org/1999/xhtml" in text:
+        # up to the last end: from a beginning without one, all of the rest would be read
+        sections, end, rest = text.rpartition("]]>")
+        text = _CDATA.sub(lambda found: escape(found[1]), sections + end) + rest
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MarkupResemblesLocatorWarning)
         warnings.simplefilter("ignore", XMLParsedAsHTMLWarning)
@@ -117,7 +124,8 @@ def _convert(soup: BeautifulSoup) -> str:
         if element.name in _LABELS or id(element.parent) in labels:
             labels.add(id(element))
             element.name = "span" if element.name == "button" else element.name
-    for element in soup(_DROPPED):
+    # where tags that may be left out are, the parser takes elements of the body, such as <main>, for parts of the head
+    for element in [*soup(_DROPPED), *(one for head in soup("head") for one in head("title"))]:
         element.decompose()
     for element in soup.find_all(style=re.compile(r"display\s*:\s*none", re.I)):
         if not element.decomposed:
