@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -14,6 +16,7 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 from click.testing import CliRunner, Result
+from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from ml_rag.cli import main
@@ -228,6 +231,44 @@ def test_a_hostile_site_is_read_in_bounds(
             result = run(db, f"{url}/{address}")
             assert told in result.output
             assert "a reply has more than 1048576 bytes" in result.output
+        made.shutdown()
+
+
+class Resetting(Quiet):
+    """Ends the connection of whoever lists a folder below, once it is asked to."""
+
+    is_asked: ClassVar[bool] = False
+
+    def do_GET(self) -> None:
+        if self.is_asked and "/sub" in self.path:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+            self.close_connection = True
+        else:
+            super().do_GET()
+
+
+def test_a_folder_that_could_not_be_listed_keeps_its_documents(
+    db: Database,
+    owner: Connection,
+    loader: Connection,
+    server: DocumentsServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("a.txt", "sub/b.txt"):
+        (tmp_path / name).write_text(name)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Resetting, directory=str(tmp_path))) as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        url = f"http://127.0.0.1:{made.server_address[1]}"
+        assert "2 loaded" in run(db, f"{url}/").output
+        monkeypatch.setattr(Resetting, "is_asked", True)
+        HTTPFileSystem.clear_instance_cache()
+        result = run(db, f"{url}/")
+        assert result.exit_code == 1
+        assert "the address cannot be read" in result.output
+        assert names(owner) == {f"{url}/a.txt", f"{url}/sub/b.txt"}
         made.shutdown()
 
 

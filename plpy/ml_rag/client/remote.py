@@ -5,8 +5,9 @@ Keys and regions are those that the library of each file system finds, such as A
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -64,6 +65,7 @@ class Address:
             ) from None
         except ValueError as e:
             raise InvalidRequest("there is no file system of this scheme", detail=f"{e}.", hint=_HINT) from None
+        _have_told(self._files)
         #: in an address of the web a question mark begins the query
         self._is_glob = "*" in self._path or (not self._is_web and "?" in self._path)
 
@@ -141,6 +143,31 @@ class Address:
 
 
 _HINT = "Such as https://example.com/handbook.pdf, s3://bucket/handbook/ (all below it) or gs://bucket/*.pdf."
+
+
+def _have_told(file_system: Any) -> None:
+    """Have a folder that cannot be listed end the listing: for fsspec it is an empty one, whose documents are gone."""
+    name = "_ls" if file_system.async_impl else "ls"
+    listed = getattr(file_system, name)
+
+    @contextlib.contextmanager
+    def told(path: str) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError):
+            raise
+        except OSError as error:
+            raise RuntimeError(f"{path}: {str(error) or type(error).__name__}") from error
+
+    def ls(path: str, *arguments: Any, **named: Any) -> Any:
+        with told(path):
+            return listed(path, *arguments, **named)
+
+    async def later(path: str, *arguments: Any, **named: Any) -> Any:
+        with told(path):
+            return await listed(path, *arguments, **named)
+
+    setattr(file_system, name, later if file_system.async_impl else ls)
 
 
 def _changed(info: dict[str, Any]) -> str | None:
