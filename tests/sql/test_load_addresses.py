@@ -107,6 +107,22 @@ def test_a_glob_removes_nothing_but_what_it_could_name(db: Database, owner: Conn
     assert names(owner) == {f"bucket:///docs/{name}.txt" for name in ("a2", "b1", "sub/a3")}
 
 
+@pytest.mark.parametrize("address", ["bucket://docs/", "bucket://docs"])
+def test_a_folder_removes_nothing_of_those_beside_it(
+    db: Database, owner: Connection, bucket: Watched, address: str
+) -> None:
+    put(bucket, a="alpha", b="beta", c="gamma")
+    for name in ("other/a.txt", "docs2/a.txt", "a.txt"):
+        bucket.pipe_file(f"/{name}", b"alpha")
+        assert "1 loaded" in run(db, f"bucket://{name}").output
+    assert run(db, address).exit_code == 0
+    bucket.rm("/docs/c.txt")
+    bucket.rm("/other/a.txt")
+    assert "2 unchanged, 1 removed" in run(db, address).output
+    there = ("a.txt", "docs/a.txt", "docs/b.txt", "docs2/a.txt", "other/a.txt")
+    assert names(owner) == {f"bucket:///{name}" for name in there}
+
+
 def test_one_document_and_one_that_is_not_there(db: Database, owner: Connection, bucket: Watched) -> None:
     put(bucket, a="alpha", b="beta")
     assert run(db, "bucket://docs/a.txt").exit_code == 0

@@ -110,9 +110,10 @@ class Address:
         """What the names of all documents begin with that it could find; None = it is one document."""
         if len(self.found) == 1 and not self._is_glob and not self.text.endswith("/"):
             return None
-        return (
-            re.split(r"[*?]" if self._is_glob else r"\0", self._name(self._path), maxsplit=1)[0].rsplit("/", 1)[0] + "/"
-        )
+        name = self._name(self._path)
+        # of a folder, most file systems leave out the last slash
+        folder = re.split(r"[*?]", name, maxsplit=1)[0].rpartition("/")[0] if self._is_glob else name.rstrip("/")
+        return folder + "/"
 
     def is_gone(self, name: str) -> bool:
         """Whether a document of a name that begins with the prefix is not there any more."""
