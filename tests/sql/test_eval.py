@@ -98,6 +98,24 @@ def test_drop_leaves_no_store(db: Database, owner: Connection, folder: Path) -> 
     assert owner.execute("SELECT to_regclass('ml_rag_eval.topics')").fetchone() == (None,)
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        "SELECT ml_rag.create_store('public.topics');"
+        " SELECT ml_rag.load_documents('public.topics', '{/srv/topics/a.txt}', ARRAY['apple'::bytea])",
+        "CREATE TABLE public.topics AS SELECT 1 AS n",
+    ],
+)
+def test_a_table_that_it_has_not_made_keeps_its_rows(db: Database, owner: Connection, folder: Path, made: str) -> None:
+    owner.execute(made)
+    for arguments in ([], ["--drop"]):
+        result = run(db, folder, "--schema", "public", *arguments)
+        assert result.exit_code == 1
+        assert "public.topics is a table that ml-rag eval has not made" in result.output
+        assert owner.execute("SELECT count(*) FROM public.topics").fetchone() == (1,)
+    owner.execute("DROP TABLE public.topics")
+
+
 def test_answers_are_measured_too(db: Database, folder: Path) -> None:
     found = evaluated(db, folder, "--arms", "vector", "--generate", "--generate-model", "fake-generate")
     assert found["questions"] == 5

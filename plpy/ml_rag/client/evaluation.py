@@ -20,6 +20,7 @@ from psycopg.types.json import Jsonb
 
 from ml_rag import files
 from ml_rag.client.datasets import Dataset, Question
+from ml_rag.errors import InvalidRequest
 from ml_rag.search_path import PIN, refuse_borrowed_role
 
 #: told how much of the work is done: (done, of)
@@ -27,6 +28,11 @@ Progress = Callable[[int, int], None]
 
 #: documents and bytes of one call
 CALL = (64, 2 * 1024 * 1024)
+
+#: the comment of a store that is made here
+_MADE = "made by ml-rag eval"
+_IS_ANOTHER = """SELECT pg_catalog.obj_description(c.oid, 'pg_class') IS DISTINCT FROM %s
+FROM pg_catalog.pg_class AS c WHERE c.oid = pg_catalog.to_regclass(%s)::oid"""
 
 _COUNT = re.compile(r"asking questions: (\d+) of (\d+)\b")
 
@@ -110,8 +116,15 @@ class Evaluation:
         if self._value("SELECT pg_catalog.to_regnamespace(pg_catalog.quote_ident(%s))", self._table[0]) is None:
             self._connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self._table[0])))
         wanted = {name: self._options.get(name) for name in ("embed_model_id", "language")}
-        options = {"description": "made by ml-rag eval", **wanted}
+        options = {"description": _MADE, **wanted}
         name = self._value("SELECT pg_catalog.format('%%I.%%I', %s::text, %s::text)", *self._table)
+        if self._value(_IS_ANOTHER, _MADE, name):
+            # documents that the folder does not have would be removed
+            raise InvalidRequest(
+                f"{self.store} is a table that ml-rag eval has not made",
+                detail=f'Its comment is not "{_MADE}".',
+                hint="Take another --schema, or rename the folder.",
+            )
         self._oid = self._value("SELECT ml_rag.create_store(%s, %s)::oid", name, Jsonb(options))
         # the table's name is known to everybody
         self._value("SELECT ml_rag._refuse_untrusted(%s)", self._oid)
@@ -225,5 +238,7 @@ class Evaluation:
             self._connection.remove_notice_handler(count)
 
     def drop(self) -> None:
-        """Remove the store."""
+        """Remove the store, if it is one."""
+        if self._oid is None:
+            return
         self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(*self._table)))
