@@ -97,6 +97,20 @@ def test_a_folder_of_an_object_store(db: Database, owner: Connection, bucket: Wa
     assert len(Watched.fetched) == 3
 
 
+def test_what_is_hidden_is_left_out(db: Database, owner: Connection, bucket: Watched, site: tuple[str, Path]) -> None:
+    put(bucket, a="alpha", _sub__b="beta")
+    for name in (".git/config.txt", "sub/.keys/a.txt", ".env", "sub/...txt"):
+        bucket.pipe_file(f"/docs/{name}", b"secret")
+    for address in ("bucket://docs/", "bucket://docs/**"):
+        assert run(db, address).exit_code == 0
+        assert names(owner) == {"bucket:///docs/_sub/b.txt", "bucket:///docs/a.txt"}
+    assert "1 loaded" in run(db, "bucket://docs/.git/").output
+    url, folder = site
+    (folder / "a.txt").write_text("alpha")
+    (folder / "index.html").write_text('<a href="./a.txt">a</a> <a href="?C=N;O=D">by name</a> <a href=".a.txt">b</a>')
+    assert "1 loaded" in run(db, f"{url}/").output
+
+
 def test_a_glob_removes_nothing_but_what_it_could_name(db: Database, owner: Connection, bucket: Watched) -> None:
     put(bucket, a1="alpha", a2="beta", b1="gamma", sub__a3="delta")
     assert run(db, "bucket://docs/").exit_code == 0

@@ -24,6 +24,8 @@ EXTRAS = {
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "timeModified", "time_modified", "created")
 #: a name and a password in an address of the web
 _USER = re.compile(r"\b(https?://)[^/\s?#]*@", re.IGNORECASE)
+#: a part of a path that begins with a dot, and is more than one or two of them
+_HIDDEN = re.compile(r"/\.(?!\.?(?:/|\Z))")
 #: bytes of a reply of the web, such as the page that lists a folder
 _MOST_REPLY = files.MAX_DOCUMENT_BYTES
 
@@ -81,10 +83,14 @@ class Address:
         self.found = {
             self._name(path): Found(path, int(info.get("size") or 0), _changed(info))
             for path, info in sorted(listed.items())
-            # nor what sorts the list of a folder of the web
-            if path == self._path or not path.rsplit("/", 1)[-1].startswith((".", "?") if self._is_web else ".")
+            if path == self._path or not self._is_hidden(path.removeprefix(self._base))
         }
         return self.found
+
+    def _is_hidden(self, path: str) -> bool:
+        """Whether a file is, or a folder that it is in; ``path``: below what was asked for."""
+        # nor what sorts the list of a folder of the web
+        return _HIDDEN.search(path) is not None or (self._is_web and "/?" in path)
 
     def _listed(self) -> dict[str, dict[str, Any]]:
         if self._is_glob:
@@ -110,10 +116,15 @@ class Address:
         """What the names of all documents begin with that it could find; None = it is one document."""
         if len(self.found) == 1 and not self._is_glob and not self.text.endswith("/"):
             return None
-        name = self._name(self._path)
-        # of a folder, most file systems leave out the last slash
-        folder = re.split(r"[*?]", name, maxsplit=1)[0].rpartition("/")[0] if self._is_glob else name.rstrip("/")
-        return folder + "/"
+        return self._name(self._base).rstrip("/") + "/"
+
+    @property
+    def _base(self) -> str:
+        """The folder that all documents are in which it could find."""
+        if self._is_glob:
+            return re.split(r"[*?]", self._path, maxsplit=1)[0].rpartition("/")[0]
+        # most file systems leave out the last slash
+        return self._path.rstrip("/")
 
     def is_gone(self, name: str) -> bool:
         """Whether a document of a name that begins with the prefix is not there any more."""
