@@ -537,7 +537,9 @@ BEGIN
   PERFORM ml_rag._hold(ARRAY[store::oid]);
   EXECUTE format($sql$
     WITH gone AS (
-      DELETE FROM %s AS s WHERE s.document_name = ANY ($1) AND s.metadata ? 'source' RETURNING s.document_name
+      -- a source that is a text is LangChain's
+      DELETE FROM %s AS s WHERE s.document_name = ANY ($1) AND s.metadata #> '{source,sha256}' IS NOT NULL
+      RETURNING s.document_name
     )
     SELECT count(DISTINCT g.document_name) FROM gone AS g$sql$, ml_rag._relation_name(store))
   INTO _n USING names;
