@@ -1200,6 +1200,24 @@ def test_what_never_becomes_a_request_does_not_fill_the_memory(begun: bytes, aga
         assert httpx.post(f"http://127.0.0.1:{port}/", content=iter([body, body])).status_code == 200
 
 
+def test_bodies_that_never_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that come for the longest time are given up for others."""
+    monkeypatch.setattr(connections, "BODIES", 1_000_000)
+    heard = Starlette(routes=[Route("/", _heard, methods=["POST"])])
+    with served(lambda _: heard, connections.protocol()) as port, contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 10)) for _ in range(3)]
+        for connection in opened:
+            connection.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 500000\r\n\r\n" + b"x" * 400_000)
+            time.sleep(0.2)
+        with contextlib.suppress(ConnectionError):
+            assert opened[0].recv(1) == b""
+        for _ in range(4):  # what has come as a whole does not count
+            assert httpx.post(f"http://127.0.0.1:{port}/", content=b"x" * 150_000).status_code == 200
+        for connection in opened[1:]:
+            connection.sendall(b"x" * 100_000)
+            assert connection.recv(17) == b"HTTP/1.1 200 OK\r\n"
+
+
 async def test_a_reader_says_that_its_connections_are_in_use(asker_dsn: str) -> None:
     reader = Reader(asker_dsn, name="a test", connections=1, patience=0.1)
     async with reader.opened(), reader.transaction():

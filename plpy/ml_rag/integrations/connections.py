@@ -23,6 +23,8 @@ from ml_rag.errors import MlRagError
 PATIENCE, BODY_PATIENCE = 10.0, 60.0
 #: bytes of a head, or between pieces of a body, and of the rest of a body that is not read
 HEAD, BODY = 64 * 1024, 1024 * 1024
+#: bytes of the bodies of all requests that have not come as a whole; one that is uploaded has 64 MB
+BODIES = 256 * 1024 * 1024
 #: requests of a connection that may wait for the one before them: a buffer holds thousands
 MOST_WAITING = 16
 #: connections at most, and descriptors that are left for all else
@@ -34,6 +36,8 @@ def protocol(connections: int = 0) -> type[asyncio.Protocol]:
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST if descriptors == resource.RLIM_INFINITY else min(MOST, descriptors - OTHERS - connections)
 
+    coming = 0
+
     class Protocol(HttpToolsProtocol):
         #: since when a request is awaited, or bytes come that are part of none yet; None: neither. Not by uvloop's
         #: clock, which stands still while several connections come
@@ -43,6 +47,8 @@ def protocol(connections: int = 0) -> type[asyncio.Protocol]:
         _loose = 0
         #: since when answers are not read, as far as is known; None: they are
         _unread: float | None = None
+        #: bytes of a body that has not come as a whole
+        _coming = 0
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -62,6 +68,7 @@ def protocol(connections: int = 0) -> type[asyncio.Protocol]:
             self._since = monotonic() if self._since is None else self._since
             if self._is_asked() and not self.cycle.more_body:
                 self._since = None
+                self._count(0)
             # after a request that is answered it can be the rest of a body that is not read
             is_rest = self.cycle is not None and self.cycle.response_complete
             if self._loose > (BODY if is_rest else HEAD):
@@ -74,7 +81,19 @@ def protocol(connections: int = 0) -> type[asyncio.Protocol]:
         def on_body(self, body: bytes) -> None:
             if self._is_asked():
                 self._loose = 0
+                self._count(self._coming + len(body))
             super().on_body(body)
+            others: Any = self.connections
+            while coming > BODIES:
+                slowest = min((one for one in others if one._coming), key=Protocol._waits)
+                slowest._count(0)
+                slowest.transport.abort()
+
+        def _count(self, length: int) -> None:
+            """Note how long the body is that has not come as a whole; 0: it has, or is not waited for."""
+            nonlocal coming
+            coming += length - self._coming
+            self._coming = length
 
         def _is_asked(self) -> bool:
             """Whether the head of a request has come that is not answered yet."""
@@ -87,8 +106,13 @@ def protocol(connections: int = 0) -> type[asyncio.Protocol]:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
+            self._count(0)
             if not self._is_asked():
                 self._since = monotonic()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._count(0)
+            super().connection_lost(exc)
 
         def pause_writing(self) -> None:
             super().pause_writing()
