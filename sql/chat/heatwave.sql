@@ -125,8 +125,9 @@ BEGIN
         role, key))))
     || CASE WHEN _options ? 'table_metadata'
             THEN jsonb_build_object('vector_store_columns', _options -> 'table_metadata') ELSE '{}' END);
-  PERFORM ml_rag._check_named('setting ml_rag.chat_options', _rag, '{}') WHERE session_user <> current_user;
-  _is_definer := session_user <> current_user AND current_setting('role') <> current_user;
+  _is_definer := coalesce(nullif(current_setting('role'), 'none'), session_user) <> current_user;
+  PERFORM ml_rag._check_named('setting ml_rag.chat_options', _rag, '{}')
+  WHERE _is_definer OR session_user <> current_user;
   IF _options ? 'table_metadata' AND _is_definer THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'setting ml_rag.chat_options names columns',
       DETAIL = 'In a function that is SECURITY DEFINER it is the caller''s, who could have any column shown.',

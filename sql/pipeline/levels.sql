@@ -144,7 +144,8 @@ BEGIN
     RETURN NEXT;
   END LOOP;
   -- only a superuser sets it for a role or a database; what is set for another role is not for this one
-  _is_own := _session IS NOT NULL AND (session_user = current_user OR EXISTS (
+  _is_own := _session IS NOT NULL AND (
+    session_user = current_user AND current_setting('role') IN ('none', current_user) OR EXISTS (
     SELECT FROM pg_db_role_setting AS d
     WHERE concat('ml_rag.options=', _session) = ANY (d.setconfig)
       AND d.setrole IN (0, quote_ident(current_user)::regrole)

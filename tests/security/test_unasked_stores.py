@@ -607,6 +607,39 @@ def test_a_chat_with_its_owners_rights_shows_no_column_that_its_caller_names(goo
         owner.execute("DROP PROCEDURE told()")
 
 
+def test_a_function_with_the_rights_of_the_session_counts_no_setting_of_a_role_that_it_has_taken(
+    good: Database, attacker: Connection
+) -> None:
+    """SET ROLE leaves the session its user, whose function has that role for its caller."""
+    publish(attacker, VIEW)
+    owner = good.connect()
+    owner.execute(
+        "CREATE FUNCTION asked_as_user() RETURNS text[] LANGUAGE sql SECURITY DEFINER AS"
+        " $$ SELECT array_agg(DISTINCT s.vector_store) FROM ml_rag_search('contract') AS s $$;"
+        "CREATE PROCEDURE chatted_as_user() LANGUAGE plpgsql SECURITY DEFINER AS"
+        " $$ DECLARE out jsonb; BEGIN CALL heatwave_chat('contract', out); END $$"
+    )
+    owner.execute('SET ml_rag.options = \'{"vector_store": ["evil.kb"]}\'')
+    chat = "SELECT set_config('ml_rag.chat_options', '{\"skip_generate\": true%s}', false)"
+    role = sql.SQL("SET ROLE {}").format(sql.Identifier(good.role("tenant")))
+    try:
+        assert owner.execute("SELECT asked_as_user()").fetchone() == (["evil.kb"],)
+        owner.execute(role)
+        assert owner.execute("SELECT asked_as_user()").fetchone() == (["public.good"],)
+        owner.execute((chat % ', "tables": [{"schema_name": "evil", "table_name": "kb"}]').encode())
+        with error("42501", "setting ml_rag.chat_options names what you do not trust", '"evil.kb"'):
+            owner.execute("CALL chatted_as_user()")
+        owner.execute((chat % ', "table_metadata": {"segment": "topic"}').encode())
+        with error("42501", "setting ml_rag.chat_options names columns", "any column shown", "Call ml_rag_chat"):
+            owner.execute("CALL chatted_as_user()")
+        owner.execute((chat % "").encode())
+        owner.execute("CALL chatted_as_user()")
+        (kept,) = owner.execute("SELECT current_setting('ml_rag.chat_options')").fetchone() or ()
+        assert not {"documents", "prompt"} & json.loads(kept).keys()
+    finally:
+        owner.execute("RESET ROLE; DROP FUNCTION asked_as_user(); DROP PROCEDURE chatted_as_user()")
+
+
 def test_a_chat_with_its_owners_rights_leaves_its_caller_no_texts_of_documents(good: Database) -> None:
     """Of a function that shows the answer alone: the setting is its caller's."""
     owner, caller = good.connect(), good.connect("tenant")
