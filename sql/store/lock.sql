@@ -24,14 +24,16 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._lock_table(store regclass, mode text, longest numeric DEFAULT 10,
-  call integer DEFAULT NULL)
+  call integer DEFAULT NULL, segments regclass DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: a lock of a table until the end of the transaction, without holding others up while it is waited
 -- for
 -- Whoever wants the table queues behind a lock that is waited for: so each wait is short at first, and at
 -- most longest seconds, and in between the others are let through. The caller's own lock_timeout ends the
--- waiting, and so does a deadlock that lasts.  Errors: 40P01, 42P01, 55P03
+-- waiting, and so does a deadlock that lasts. segments: of the store, to be locked too. Who reads these locks
+-- them before the store, who writes after it: so writers of the store are waited for first, its readers last
+-- Errors: 40P01, 42P01, 55P03
 DECLARE
   _lock_timeout text := current_setting('lock_timeout');
   _most numeric := nullif(extract(epoch FROM _lock_timeout::interval), 0);
@@ -39,11 +41,17 @@ DECLARE
   _wait numeric;
   _holders text;
   _name text := ml_rag._relation_name(store);
+  _segments text := CASE WHEN segments IS NOT NULL THEN ml_rag._relation_name(segments) END;
 BEGIN
   FOR _attempt IN 0..1000000 LOOP
     _wait := least(longest, 0.5 * 2 ^ least(_attempt, 20), _most);
     BEGIN
       PERFORM set_config('lock_timeout', format('%sms', ceil(1000 * _wait)), true);
+      IF segments IS NOT NULL THEN
+        EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', _name);
+        EXECUTE format('LOCK TABLE %s IN %s MODE', _segments, mode);
+        PERFORM ml_rag._check_name(_segments, segments);
+      END IF;
       EXECUTE format('LOCK TABLE %s IN %s MODE', _name, mode);
       PERFORM ml_rag._check_name(_name, store);
       PERFORM set_config('lock_timeout', _lock_timeout, true);
@@ -66,7 +74,7 @@ BEGIN
       _most - extract(epoch FROM clock_timestamp() - _began));
     IF _wait <= 0 THEN
       SELECT string_agg(DISTINCT l.pid::text, ', ') INTO _holders FROM pg_locks AS l
-      WHERE l.locktype = 'relation' AND l.relation = ANY (ml_rag._parts(store)) AND l.granted
+      WHERE l.locktype = 'relation' AND l.relation = ANY (ml_rag._parts(store) || segments::oid) AND l.granted
         AND l.pid <> pg_backend_pid()
         AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database());
       RAISE EXCEPTION USING ERRCODE = '55P03', MESSAGE = format('could not lock table "%s" in time', store),

@@ -133,7 +133,7 @@ CREATE FUNCTION ml_rag._count_waiting(relation regclass) RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: how many rows are pending; holds the tables that are counted, so that their names stay theirs
 BEGIN
-  PERFORM ml_rag._hold(relation::oid || ml_rag._parts(coalesce(ml_rag._segment_table(relation), relation)));
+  PERFORM ml_rag._hold(ml_rag._parts(coalesce(ml_rag._segment_table(relation), relation)) || relation::oid);
   RETURN coalesce((SELECT sum(w.value::bigint) FROM ml_rag._read_waiting(relation, 'count(*)') AS w (value)),
     0);
 END

@@ -238,7 +238,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('table "%s" has no vectorizer', relation),
       HINT = 'View ml_rag.vectorizer lists those there are.';
   END IF;
-  PERFORM ml_rag._lock_table(relation, 'ACCESS EXCLUSIVE');
+  PERFORM ml_rag._lock_table(relation, 'ACCESS EXCLUSIVE', segments => _segments);
   _group := (SELECT g.name FROM ml_rag._node_groups(coalesce(_segments, relation)) AS g LIMIT 1);
   IF _group IS NOT NULL AND NOT (_options -> 'keep_columns')::boolean THEN
     RAISE EXCEPTION USING ERRCODE = '2BP01',

@@ -431,6 +431,21 @@ def test_a_node_group_is_dropped_while_a_reader_becomes_a_writer(db: Database, n
     assert notes.execute("SELECT count(*) FROM ml_rag.node_group").fetchone() == (0,)
 
 
+@pytest.mark.parametrize("then", ["SELECT body FROM notes", "UPDATE notes SET body = 'hat' WHERE id = 1"])
+def test_a_vectorizer_is_dropped_while_readers_of_its_segments_go_on(
+    db: Database, notes: Connection, then: str
+) -> None:
+    """These read the table itself after its segments, by the policy that says who sees them."""
+    with db.connect().transaction() as transaction:
+        transaction.connection.execute("SELECT count(*) FROM notes_segments")
+        dropped = Background(lambda: notes.execute("SELECT ml_rag.drop_vectorizer('notes')"))
+        with db.connect() as watcher:
+            wait_until(lambda: watcher.execute("SELECT FROM pg_locks WHERE NOT granted").fetchone() is not None)
+        transaction.connection.execute(then.encode())
+    dropped.result()
+    assert notes.execute("SELECT to_regclass('notes_segments')").fetchone() == (None,)
+
+
 def test_a_dropped_vectorizer_that_leaves_its_segments(notes: Connection) -> None:
     notes.execute("""SELECT ml_rag.drop_vectorizer('notes', '{"keep_columns": true}')""")
     notes.execute("UPDATE notes SET body = 'hat' WHERE id = 1")

@@ -97,7 +97,8 @@ class Column(Derived):
             # given back after the commit of what they were for
             self._unlock()
         is_here = part and part["shard"] is None and (step == "write" or not self._is_through)
-        held = {job["relation"], job["store"], part["oid"] if is_here else job["store"]}
+        # a table before its parts, and after its segments
+        held = dict.fromkeys((job["store"], part["oid"] if is_here else job["store"], job["relation"]))
         yield from call(
             "_hold_filled(oid[], oid[], oid, oid)",
             *(f"{{{','.join(map(str, held))}}}", f"{{{job['store']}}}", job["store"], job["owner"]),
