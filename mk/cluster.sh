@@ -51,6 +51,8 @@ extension() {
     [ "$(sql -Atc "SELECT 1 FROM pg_extension WHERE extname = 'ml_rag'")" = 1 ]; then
     return
   fi
+  [ ! -e "$STATE/extension.sha256" ] ||
+    note "another ml_rag than before is installed: keyword indexes, vectorizers and settings of the database go, tables stay"
   sql --single-transaction <<SQL
 SET client_min_messages = warning;
 DROP EXTENSION IF EXISTS ml_rag CASCADE;

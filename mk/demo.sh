@@ -23,6 +23,8 @@ copy_samples() {
 load() {
   copy_samples
   sql -x -c "CALL vector_store_load('file://$samples/', '{\"schema_name\": \"public\", \"table_name\": \"samples\"}')"
+  # a table of an earlier demo has none once ml_rag has been created anew
+  sql -c "SELECT ml_rag.enable_keyword_search('public.samples')"
 }
 
 # Shows a call and what it prints.
