@@ -200,10 +200,12 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._citations(hits ml_rag.hit[], fields jsonb, question text) RETURNS jsonb
+CREATE FUNCTION ml_rag._citations(hits ml_rag.hit[], fields jsonb, question text,
+  stores ml_rag.store[] DEFAULT NULL)
+RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the citations of an answer document, best first; fields: option citation_fields, the keys that
--- each has besides
+-- each has besides; stores: where the hits are from, the first one's language says which words are stop words
 DECLARE
   _citations jsonb;
   _highlights jsonb;
@@ -212,7 +214,12 @@ BEGIN
   IF fields ? 'highlights' THEN
     _highlights := ml_rag._python('highlights', jsonb_build_array(question,
       ARRAY(SELECT h.segment FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality),
-        ml_rag.text_search_configuration(NULL)));
+        coalesce((SELECT i.configuration
+          FROM unnest(stores) AS s CROSS JOIN LATERAL ml_rag._keyword_index(s.relation) AS i
+          JOIN pg_ts_config AS c ON true
+          JOIN pg_namespace AS n ON n.oid = c.cfgnamespace AND has_schema_privilege(n.oid, 'USAGE')
+            AND format('%I.%I', n.nspname, c.cfgname) = i.configuration
+          WHERE s.vector_store = hits[1].vector_store LIMIT 1), ml_rag.text_search_configuration(NULL))));
   END IF;
   -- jsonb_agg and jsonb_object_agg take the square of the number of strings in a value, such as metadata
   -- can have, and look at no cancel meanwhile
@@ -340,7 +347,8 @@ BEGIN
            'finish_reason', _completed.finish_reason)) END;
   END IF;
   answer := coalesce(answer, '{}') || jsonb_build_object(
-    'citations', ml_rag._citations(_retrieval.hits, _request.options -> 'citation_fields', _request.question),
+    'citations', ml_rag._citations(_retrieval.hits, _request.options -> 'citation_fields', _request.question,
+      _retrieval.stores),
     'vector_store', ARRAY(SELECT s.vector_store FROM unnest(_retrieval.stores) AS s
                           WHERE s.vector_store <> ALL (coalesce(_retrieval.skipped, '{}'))),
     'retrieval_info', jsonb_build_object('method', _retrieval.method, 'threshold', _retrieval.threshold)

@@ -173,6 +173,26 @@ def test_highlights(asker: Connection) -> None:
         assert [citation["rank"] for citation in citations] == [1, 2]
 
 
+def test_stop_words_of_highlights_are_those_of_the_store(owner: Connection, asker: Connection) -> None:
+    vector = [1, 0, 0]
+    text = "Was ist das für ein Haus? Das ist es. Der Platz kostet 35 Euro."
+    create_store(owner, rows=[("a.txt", 1, 1, text, vector)])
+    options = {"query_embedding": vector, "skip_generate": True, "citation_fields": ["highlights"]}
+
+    def best() -> str:
+        found = answer(asker, "Was ist das für ein Platz?", options)["citations"][0]["highlights"][0]
+        return text[found["start"] : found["end"]]
+
+    assert best() == "Das ist es."
+    owner.execute("""SELECT ml_rag.enable_keyword_search('docs', '{"language": "de"}')""")
+    assert best() == "Der Platz kostet 35 Euro."
+    owner.execute("CREATE SCHEMA hidden; CREATE TEXT SEARCH CONFIGURATION hidden.own (COPY = german)")
+    owner.execute("""SELECT ml_rag.enable_keyword_search('docs', '{"text_search_configuration": "hidden.own"}')""")
+    assert best() == "Das ist es."  # who asks may not use it
+    owner.execute("DROP TEXT SEARCH CONFIGURATION hidden.own")
+    assert best() == "Das ist es."
+
+
 def test_keys_of_the_metadata(owner: Connection, asker: Connection) -> None:
     rows = [("travel.md", 1, place, text, fake_embedding(text)) for place, text in enumerate(SEGMENTS, start=1)]
     create_store(owner, "handbook", rows, type="vector(16)")
