@@ -13,9 +13,16 @@ from collections.abc import Callable, Iterator
 _END = re.compile(r"(?<![.!?…؟۔।॥։።])[.!?…؟۔।॥։።]+[\"'”’)\]*_]*(?=\s+(?![a-zà-öø-ÿ]))|[。！？｡][”’」』）》】\]]*")
 # a number of one or two digits begins an item, or is a German ordinal after one of these words or before a month
 _ABBREVIATION = re.compile(
-    r"(?:^|[\s(])(?:[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|St|No|Nr|vs|Fig|e\.g|i\.e|cf|(?:[A-Z]\.)+[A-Z])\.$"
+    r"(?:^|[\s(])(?:[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|St|No|Nr|vs|Fig|e\.g|i\.e|cf|(?:[A-Z]\.)+[A-Z]|approx|ext|incl|& Co"
+    r"|ca|bzw|[Tt]el|vgl|Abs|Abb|[Mm]ind|inkl|zzgl|ggf|evtl|sog|geb|Hr|Dipl|Ing)\.$"
     r"|^\W*\d{1,2}\.$|\b(?i:d(?:er|ie|as|en|em|es)|[ai]m|vom|zu[mr]|beim|bis|seit|ab|und|oder)\s+\d{1,2}\.$"
 )
+#: what ends no sentence before a number
+_BEFORE_NUMBER = re.compile(
+    r"(?:^|[\s(])(?:Art|Kap|Bd|Ziff?|[Mm]ax|[Mm]in|[Ff]igs?|[Ss]ec|[Vv]ol|[Cc]h|no|pp?|Pos"
+    r"|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Okt|Oct|Nov|De[zc]|Mo|Di|Mi|Do|Fr|Sa|So)\.$"
+)
+_NUMBER = re.compile(r"\s+\d")
 _DAY = re.compile(r"\b\d{1,2}\.$")
 _MONTH = re.compile(r"\s+(?:J(?:anuar|änner|uni|uli)|Februar|März|April|Mai|August|(?:Septem|Okto|Novem|Dezem)ber)\b")
 #: a line that begins anew: a heading, an item of a list, a row of a table
@@ -27,7 +34,9 @@ _NOTHING = re.compile(r"[\W_]*")
 #: the header of a table, with the rule below it, and the first line that is no row
 _HEADER = re.compile(r"^[ \t]*(\|.{0,1000})\n[ \t]*\|(?=.*-)[ \t:|-]*\r?(?:\n|\Z)", re.MULTILINE)
 _BELOW = re.compile(r"^(?![ \t]*\|)", re.MULTILINE)
-_BLANK, _BORDER = re.compile(r"\s*"), re.compile(r"\s*(?:\|\s*)?")
+_ROW = re.compile(r"\s*\|")
+#: before a sentence; a definition of a list begins with a colon
+_BLANK = re.compile(r"\s*(?::\s+)?")
 #: scripts that have no blanks between words
 DENSE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 DENSE_WORD = re.compile(f"[{DENSE}]")
@@ -49,7 +58,11 @@ def ends(text: str, pause: Callable[[], object] = lambda: None) -> Iterator[int]
         if number % 1000 == 0:
             pause()
         before = text[max(start, match.end() - _BEHIND) : match.end()]
-        if _ABBREVIATION.search(before) or (_DAY.search(before) and _MONTH.match(text, match.end())):
+        if (
+            _ABBREVIATION.search(before)
+            or (_DAY.search(before) and _MONTH.match(text, match.end()))
+            or (_BEFORE_NUMBER.search(before) and _NUMBER.match(text, match.end()))
+        ):
             continue
         start = match.end()
         yield start
@@ -64,10 +77,11 @@ def spans(text: str, pause: Callable[[], object] = lambda: None) -> Iterator[tup
     """
     for first, last in _paragraphs(text, pause):
         start = first
-        for end in ends(text[first:last], pause):
+        # a row of a table is one
+        for end in [last - first] if _ROW.match(text, first, last) else ends(text[first:last], pause):
             pause()
             for piece in _pieces(text, start, first + end):
-                begin, stop = _stripped(text, *piece, is_first=piece[0] == first)
+                begin, stop = _stripped(text, *piece)
                 if begin < stop and not _NOTHING.fullmatch(text, begin, stop):
                     yield begin, stop
             start = first + end
@@ -121,8 +135,7 @@ def _pieces(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     yield start, end
 
 
-def _stripped(text: str, start: int, end: int, *, is_first: bool) -> tuple[int, int]:
-    """Without blanks; a sentence after one in a cell of a table does not begin with the border between them."""
-    blank = _BLANK.match(text, start, end) if is_first else _BORDER.match(text, start, end)
+def _stripped(text: str, start: int, end: int) -> tuple[int, int]:
+    blank = _BLANK.match(text, start, end)
     start = blank.end() if blank else start
     return start, start + len(text[start:end].rstrip())

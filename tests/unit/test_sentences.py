@@ -33,7 +33,12 @@ def sentences(text: str) -> list[str]:
         ("# Title\nA line\nthat goes on. Next.", ["# Title", "A line\nthat goes on.", "Next."]),
         ("- one\n- two\n  goes on\n1. three", ["- one", "- two\n  goes on", "1. three"]),
         ("| a | b |\n|---|---|\n| 1 | 2 |\nafter", ["| a | b |", "| 1 | 2 |", "after"]),
-        ("| Why? | It is so. Yes |\n| No |", ["| Why?", "It is so.", "Yes |", "| No |"]),
+        ("| Why? | It is so. Yes |\n| No |", ["| Why? | It is so. Yes |", "| No |"]),
+        ("Room\n\n:   Costs 4 euros. Book it.", ["Room", "Costs 4 euros.", "Book it."]),
+        (
+            "Call Mr. Huber, ext. 311. It costs ca. 35 euros (Tel. 0911). See Art. 5. The max. Is 3.",
+            ["Call Mr. Huber, ext. 311.", "It costs ca. 35 euros (Tel. 0911).", "See Art. 5.", "The max.", "Is 3."],
+        ),
         ("one\n\ntwo\n \nthree", ["one", "two", "three"]),
         (" \n…\n---\n", []),
         ("", []),
@@ -48,7 +53,7 @@ def test_rows_of_tables_know_their_header() -> None:
     found = [(text[start:end], header and text[slice(*header)]) for start, end, header in with_headers(text)]
     assert found == [
         ("a", None),
-        *[(row, "| A | B |") for row in ("| A | B |", "| 1 | 2.", "No 3 |", "| C |")],
+        *[(row, "| A | B |") for row in ("| A | B |", "| 1 | 2. No 3 |", "| C |")],
         *[("b", None), ("| x |", None), ("| y |", None)],
         *[("| D |", "| D |\r"), ("| 4 |", "| D |\r")],
     ]
