@@ -85,9 +85,10 @@ def protocol(connections: int = 0) -> type[asyncio.Protocol]:
             super().on_body(body)
             others: Any = self.connections
             while coming > BODIES:
-                slowest = min((one for one in others if one._coming), key=Protocol._waits)
-                slowest._count(0)
-                slowest.transport.abort()
+                # not the slowest: whoever keeps opening new ones could have those of others given up
+                largest = max(others, key=lambda one: one._coming)
+                largest._count(0)
+                largest.transport.abort()
 
         def _count(self, length: int) -> None:
             """Note how long the body is that has not come as a whole; 0: it has, or is not waited for."""
