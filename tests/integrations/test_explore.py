@@ -900,6 +900,14 @@ def test_markdown_is_text_with_tables_and_marked_passages() -> None:
     assert marked.markdown("a\ue000b", [{"start": 0, "end": 99}]) == "<p><mark>a b</mark></p>\n"
 
 
+def test_a_table_that_would_be_shown_without_end_is_shown_as_text() -> None:
+    label = f"| {'x' * 5000} |\n|---|\n" + "|a|\n" * 1200
+    assert len(marked.markdown(label)) < 200_000
+    cells = f"{'|&' * 600}|\n{'|-' * 600}|\n" + "|\n" * 3700
+    assert max(len(marked.markdown(cells)), len(marked.markdown(cells.replace("\n", "\r")))) < 100_000
+    assert marked.markdown("|a|b|\n|-|-|\n" + "|c|d|\n" * 1000).count("<td") == 2000
+
+
 def test_an_answer_in_pieces() -> None:
     claims = [{"start_pos": 2, "end_pos": 4}, {"start_pos": 3, "end_pos": 5}, {"start_pos": 5, "end_pos": 99}]
     assert marked.supported("0123456", claims) == [("01", None), ("23", claims[0]), ("456", None)]

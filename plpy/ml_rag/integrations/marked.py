@@ -22,6 +22,9 @@ _LEAD = re.compile(r"(?:[ \t\n]|#{1,6} |[-*+>|] ?|\d{1,9}[.)] |\|[ :|-]*\n)*")
 _BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)
 _FORMAT = re.compile(r"</?(?:b|i|u|em|strong|span|font|p|div|center|sub|sup|small)(?:\s[^<>]*)?>", re.IGNORECASE)
 
+#: cells of a text that is shown with tables, as rows get those that they lack; characters of a cell's label
+_CELLS, _LABEL = 10_000, 100
+
 
 class _Renderer(RendererHTML):
     """Headings are paragraphs, as the page has an outline of its own; nothing is loaded and nothing leads elsewhere."""
@@ -61,7 +64,7 @@ class _Renderer(RendererHTML):
         return f'{wrapper}<table class="stack">\n'
 
     def th_open(self, tokens: Any, index: int, *_: Any) -> str:
-        self._labels.append(re.sub(f"[{_BEGIN}{_END}]", "", tokens[index + 1].content))
+        self._labels.append(re.sub(f"[{_BEGIN}{_END}]", "", tokens[index + 1].content)[:_LABEL])
         return "<th>"
 
     def tr_open(self, *_: Any) -> str:
@@ -100,7 +103,10 @@ def markdown(text: str, highlights: Sequence[Mapping[str, int]] = ()) -> Markup:
             at[begin], at[end] = _BEGIN, _END
     for place in sorted(at, reverse=True):
         text = text[:place] + at[place] + text[place:]
-    reader = MarkdownIt("commonmark", {"html": False, "breaks": True}, renderer_cls=_Renderer).enable("table")
+    reader = MarkdownIt("commonmark", {"html": False, "breaks": True}, renderer_cls=_Renderer)
+    lines = re.split(r"\r\n?|\n", text)
+    if len(lines) * max(line.count("|") for line in lines) <= _CELLS:
+        reader.enable("table")
     return Markup(reader.render(text))  # noqa: S704 - the renderer escapes it
 
 
