@@ -454,6 +454,22 @@ async def test_a_connection_that_sends_no_request_is_closed(boats: str) -> None:
             assert len((await call(client, "search", query="boat", limit=1))["results"]) == 1
 
 
+def test_a_long_request_does_not_fill_the_memory(boats: str) -> None:
+    """What a request has is held as Python has it while it waits for a connection to the database."""
+    headers = {"accept": "application/json, text/event-stream"}
+
+    def asked(value: Any) -> httpx.Response:
+        call = {"name": "search", "arguments": {"query": "boat", "options": {"filters": {"a": value}}}}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+        return httpx.post(url, json=body, headers=headers, timeout=60)
+
+    with listening(boats) as url:
+        for value in (["x" * 2_000_000], [[]] * 70_000):
+            refused = asked(value)
+            assert (refused.status_code, refused.text[:26]) == (413, "A request has at most 1048")
+        assert asked(["x" * 900_000]).status_code == 200
+
+
 def test_a_port_that_is_taken_is_named(boats: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -18,7 +18,7 @@ from mcp_types import ToolAnnotations
 from psycopg import sql
 from pydantic import Field
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ml_rag import __version__
 from ml_rag.errors import MlRagError
@@ -38,10 +38,13 @@ from ml_rag.integrations.database import (
 )
 from ml_rag.integrations.names import unknown
 from ml_rag.integrations.written import Writer
+from ml_rag.protocol import has_more_values
 
 #: segments of a document that one call returns at most, and their characters
 SEGMENTS = 200
 CHARACTERS = 100_000
+#: bytes of a request over HTTP, and values in its JSON
+BODY, VALUES = 1024 * 1024, 64 * 1024
 
 _INSTRUCTIONS = (
     "Documents in PostgreSQL. search finds passages, answer lets the database's language model answer from them,"
@@ -245,15 +248,37 @@ def over_http(made: MCPServer[Any], host: str) -> ASGIApp:
     """The application at /mcp.
 
     GET is refused: it asks for a stream of messages that no request is for. There are none, and the stream would take
-    the place of a connection of others without end.
+    the place of a connection of others without end. So is a long request: while it waits for a connection to the
+    database it is held as Python has it, which takes 130 MB of the 4 MB that the SDK allows.
     """
     app = made.streamable_http_app(host=host, stateless_http=True)
 
     async def asked(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "GET":
             await Response("POST requests to /mcp.\n", 405, {"allow": "POST"})(scope, receive, send)
+        elif scope["type"] == "http":
+            await bounded(scope, receive, send)
         else:
             await app(scope, receive, send)
+
+    async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
+        body, is_whole = bytearray(), False
+        while not is_whole and len(body) <= BODY:
+            message = await receive()
+            if message["type"] != "http.request":  # the client has gone
+                return
+            body += message.get("body", b"")
+            is_whole = not message.get("more_body", False)
+        if len(body) > BODY or has_more_values(body, VALUES):
+            said = f"A request has at most {BODY} bytes, and {VALUES} values.\n"
+            await Response(said, 413, {"connection": "close"})(scope, receive, send)
+            return
+        left = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+        async def again() -> Message:
+            return left.pop() if left else await receive()
+
+        await app(scope, again, send)
 
     return asked
 
