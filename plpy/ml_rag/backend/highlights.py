@@ -24,7 +24,8 @@ def highlights(question: str, texts: Sequence[str], stops: Stops, pause: Pause) 
     words = words_of(question, pause)
     unwanted = stops({word.text for word in words})
     asked = {word.stem for word in words if word.text not in unwanted} or {word.stem for word in words}
-    found: list[list[tuple[int, int, set[str]]]] = []
+    # each with its words, and those above it: the rows of a table have one set of these, which can be of any size
+    found: list[list[tuple[int, int, set[str], set[str]]]] = []
     left = LONGEST
     for whole in texts:
         text, left = whole[:left], max(0, left - len(whole))
@@ -34,23 +35,34 @@ def highlights(question: str, texts: Sequence[str], stops: Stops, pause: Pause) 
         for start, end, header in with_headers(text, pause):
             stems = {word.stem for word in words_of(text[start:end], pause)}
             if header is None:
-                above = set()
+                above = above and set()
             elif start < header[1]:
                 above, lead = (lead if start == header[0] else above) | (stems & asked), set()
                 continue
             if LEADS_IN.fullmatch(text, start, end) or stems <= asked:
                 lead |= stems & asked
                 continue
-            found[-1].append((start, end, (stems | lead | above) & asked))
+            found[-1].append((start, end, ((stems & asked) | lead) - above, above))
             lead = set()
-    sentences = [stems for passages in found for _, _, stems in passages]
+    sentences = [passage[2:] for passages in found for passage in passages]
     counts: Counter[str] = Counter()
-    for stems in sentences:
+    shared = {id(above): above for _, above in sentences}
+    rows = Counter(id(above) for _, above in sentences)
+    for stems, _ in sentences:
         pause()
         counts.update(stems)
+    for key, above in shared.items():
+        pause()
+        counts.update(dict.fromkeys(above, rows[key]))
     weights = {stem: math.log(1 + (len(sentences) - n + 0.5) / (n + 0.5)) for stem, n in counts.items()}
     total = sum(weights.values()) or 1
-    scored = [[(sum(weights[s] for s in stems) / total, start, end) for start, end, stems in ps] for ps in found]
+    sums = {key: sum(weights[s] for s in above) for key, above in shared.items()}
+
+    def score_of(stems: set[str], above: set[str]) -> float:
+        # the same of the same words, in whatever order they were added up
+        return round((sum(weights[s] for s in stems) + sums[id(above)]) / total, 9)
+
+    scored = [[(score_of(stems, above), start, end) for start, end, stems, above in passages] for passages in found]
     least = _LEAST_SHARE * max((score for passages in scored for score, _, _ in passages), default=0)
     return [
         [

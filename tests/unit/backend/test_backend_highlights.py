@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Collection
 
 import pytest
@@ -44,3 +45,15 @@ def test_the_rows_of_a_table_have_the_words_of_its_header(question: str, row: st
     (found,) = highlights(question, [TABLE], stops, lambda: None)
     assert TABLE[found[0]["start"] : found[0]["end"]] == row
     assert "City" not in "".join(TABLE[h["start"] : h["end"]] for h in found)
+
+
+def test_the_rows_of_a_table_share_the_words_above_them() -> None:
+    question = " ".join(f"w{n}" for n in range(2000))
+    text = f"# {question}\n\n| a |\n|---|\n" + "| b |\n" * 2000
+    tracemalloc.start()
+    try:
+        (found,) = highlights(question, [text], stops, lambda: None)
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+    assert found[0] == {"start": text.index("| b"), "end": text.index("| b") + 5, "score": 1.0}
