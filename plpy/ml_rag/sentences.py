@@ -33,6 +33,8 @@ CLOSED = ("#", "|")
 _NOTHING = re.compile(r"[\W_]*")
 #: the header of a table, with the rule below it, and the first line that is no row
 _HEADER = re.compile(r"^[ \t]*(\|.{0,1000})\n[ \t]*\|(?=.*-)[ \t:|-]*\r?(?:\n|\Z)", re.MULTILINE)
+#: a cell that begins with a number, but for a year: such a row is none, as many tables have no header
+_VALUE = re.compile(r"\|\s*[-+€$£¥]?(?!(?:19|20)\d\d\s*(?:\||\Z))\d")
 _BELOW = re.compile(r"^(?![ \t]*\|)", re.MULTILINE)
 _ROW = re.compile(r"\s*\|")
 #: before a sentence; a definition of a list begins with a colon
@@ -105,7 +107,8 @@ def _tables(text: str) -> Iterator[tuple[tuple[int, int], int]]:
     while found := _HEADER.search(text, end):
         below = _BELOW.search(text, found.end())
         end = below.start() if below else len(text)
-        yield found.span(1), end
+        if _VALUE.search(found[1]) is None:
+            yield found.span(1), end
 
 
 def _paragraphs(text: str, pause: Callable[[], object]) -> Iterator[tuple[int, int]]:

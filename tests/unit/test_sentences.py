@@ -48,6 +48,22 @@ def test_sentences_of_a_text(text: str, expected: list[str] | None) -> None:
     assert sentences(text) == ([text] if expected is None else expected)
 
 
+@pytest.mark.parametrize(
+    ("first", "is_header"),
+    [
+        ("| Hotel limit | 180 euros |", False),
+        ("| Hotel limit | €180 |", False),
+        ("| Begin | 2024-05-01 |", False),
+        ("| Country | 2022 | 2023 |", True),
+        ("| Region | Q1 2024 |", True),
+    ],
+)
+def test_a_row_of_values_is_no_header(first: str, is_header: bool) -> None:
+    """Many tables have none, and Markdown makes one of their first row."""
+    text = f"{first}\n|---|---|\n| Rail limit | 90 euros |"
+    assert all((header is not None) == is_header for _, _, header in with_headers(text))
+
+
 def test_rows_of_tables_know_their_header() -> None:
     text = "a\n| A | B |\n|:--|--:|\n| 1 | 2. No 3 |\n| C |\nb\n\n| x |\n| y |\n  | D |\r\n  |---|\r\n  | 4 |"
     found = [(text[start:end], header and text[slice(*header)]) for start, end, header in with_headers(text)]
