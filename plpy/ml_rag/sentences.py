@@ -101,6 +101,11 @@ def with_headers(
         yield start, end, table[0] if table is not None and start >= table[0][0] else None
 
 
+def first_cell(row: str) -> str:
+    """What a row is about. A header with all its words of a question there is a row, of a table that has no header."""
+    return row.split("|", 2)[1]
+
+
 def _tables(text: str) -> Iterator[tuple[tuple[int, int], int]]:
     """The spans of the headers of tables in Markdown, each with the end of its table."""
     end = 0

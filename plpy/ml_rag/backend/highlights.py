@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ml_rag.backend.grounding import LONGEST, Pause, Stops, words_of
-from ml_rag.sentences import LEADS_IN, with_headers
+from ml_rag.sentences import LEADS_IN, first_cell, with_headers
 
 #: of each text; further ones have at least this share of the best score of all
 _MOST, _LEAST_SHARE = 3, 0.6
@@ -24,45 +24,46 @@ def highlights(question: str, texts: Sequence[str], stops: Stops, pause: Pause) 
     words = words_of(question, pause)
     unwanted = stops({word.text for word in words})
     asked = {word.stem for word in words if word.text not in unwanted} or {word.stem for word in words}
-    # each with its words, and those above it: the rows of a table have one set of these, which can be of any size
-    found: list[list[tuple[int, int, set[str], set[str]]]] = []
+    found: list[list[tuple[int, int, set[str], int]]] = []
+    # of each table what stands above its rows, once for all of them, as it can be long; the first one is no table
+    above: list[set[str]] = [set()]
     left = LONGEST
     for whole in texts:
         text, left = whole[:left], max(0, left - len(whole))
         found.append([])
         lead: set[str] = set()
-        above: set[str] = set()
         for start, end, header in with_headers(text, pause):
             stems = {word.stem for word in words_of(text[start:end], pause)}
-            if header is None:
-                above = above and set()
-            elif start < header[1]:
-                above, lead = (lead if start == header[0] else above) | (stems & asked), set()
+            own, leads_in = stems & asked, stems <= asked or LEADS_IN.fullmatch(text, start, end)
+            if header and start < header[1]:
+                above.append(lead | own)
+                lead = set()
+                first = {word.stem for word in words_of(first_cell(text[start:end]), pause)}
+                if leads_in or not own or not own <= first:
+                    continue
+            elif leads_in:
+                lead |= own
                 continue
-            if LEADS_IN.fullmatch(text, start, end) or stems <= asked:
-                lead |= stems & asked
-                continue
-            found[-1].append((start, end, ((stems & asked) | lead) - above, above))
+            table = len(above) - 1 if header else 0
+            found[-1].append((start, end, (own | lead) - above[table], table))
             lead = set()
-    sentences = [passage[2:] for passages in found for passage in passages]
+    sentences = [passage for passages in found for passage in passages]
     counts: Counter[str] = Counter()
-    shared = {id(above): above for _, above in sentences}
-    rows = Counter(id(above) for _, above in sentences)
-    for stems, _ in sentences:
+    for _, _, own, _ in sentences:
         pause()
-        counts.update(stems)
-    for key, above in shared.items():
+        counts.update(own)
+    for table, n in Counter(table for *_, table in sentences).items():
         pause()
-        counts.update(dict.fromkeys(above, rows[key]))
+        counts.update(dict.fromkeys(above[table], n))
     weights = {stem: math.log(1 + (len(sentences) - n + 0.5) / (n + 0.5)) for stem, n in counts.items()}
     total = sum(weights.values()) or 1
-    sums = {key: sum(weights[s] for s in above) for key, above in shared.items()}
+    sums = [sum(weights.get(stem, 0) for stem in stems) for stems in above]
 
-    def score_of(stems: set[str], above: set[str]) -> float:
+    def score_of(own: set[str], table: int) -> float:
         # the same of the same words, in whatever order they were added up
-        return round((sum(weights[s] for s in stems) + sums[id(above)]) / total, 9)
+        return round((sum(weights[stem] for stem in own) + sums[table]) / total, 9)
 
-    scored = [[(score_of(stems, above), start, end) for start, end, stems, above in passages] for passages in found]
+    scored = [[(score_of(own, table), start, end) for start, end, own, table in passages] for passages in found]
     least = _LEAST_SHARE * max((score for passages in scored for score, _, _ in passages), default=0)
     return [
         [

@@ -47,6 +47,13 @@ def test_the_rows_of_a_table_have_the_words_of_its_header(question: str, row: st
     assert "City" not in "".join(TABLE[h["start"] : h["end"]] for h in found)
 
 
+def test_the_first_row_of_a_table_without_a_header() -> None:
+    table = "| Contact | Anna Smith |\n|---|---|\n| Manager | Bob Jones |"
+    for question, row in (("the contact?", "| Contact | Anna Smith |"), ("the manager?", "| Manager | Bob Jones |")):
+        (found,) = highlights(question, [table], stops, lambda: None)
+        assert table[found[0]["start"] : found[0]["end"]] == row
+
+
 def test_the_rows_of_a_table_share_the_words_above_them() -> None:
     question = " ".join(f"w{n}" for n in range(2000))
     text = f"# {question}\n\n| a |\n|---|\n" + "| b |\n" * 2000

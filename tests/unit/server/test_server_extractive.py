@@ -71,6 +71,12 @@ def test_a_row_of_a_table_has_the_words_of_its_header() -> None:
     assert say("Is there a hotel limit?", "| City | Hotel limit |\n|---|---|") == ""
 
 
+def test_the_first_row_of_a_table_without_a_header() -> None:
+    table = "| Contact | Anna Smith |\n|---|---|\n| Manager | Bob Jones |"
+    assert say("Who is the contact?", table).startswith("| Contact | Anna Smith |")
+    assert say("Who is the manager?", table) == "| Manager | Bob Jones |"
+
+
 def test_a_statement_in_the_words_of_the_question_answers_it() -> None:
     assert say("Is the gym free?", "# Gym\n\nThe gym is free. Courses cost 10 euros a month.") == "The gym is free."
 

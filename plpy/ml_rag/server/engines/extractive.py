@@ -27,7 +27,7 @@ import numpy as np
 
 from ml_rag.abc import Cancelled, Delta, Sampling
 from ml_rag.errors import InvalidRequest
-from ml_rag.sentences import DENSE, DENSE_WORD, ITEM, LEADS_IN, STEM, WORD, spans, with_headers
+from ml_rag.sentences import DENSE, DENSE_WORD, ITEM, LEADS_IN, STEM, WORD, first_cell, spans, with_headers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -101,13 +101,14 @@ class Sentence:
     document: int
     number: int
     text: str
-    #: of the table that it is a row of
+    #: of the table that it is a row of, and of a header itself
     header: str = ""
+    is_header: bool = False
 
     @property
     def whole(self) -> str:
         """What it says by where it stands."""
-        return f"{self.header}\n{self.text}" if self.header else self.text
+        return f"{self.header}\n{self.text}" if self.header and not self.is_header else self.text
 
     @property
     def key(self) -> str:
@@ -166,10 +167,10 @@ class ExtractiveEngine:
 
     def extract(self, question: Question, embed: Embed) -> Extract:
         """The best sentences. Blocks as long as ``embed`` does."""
-        sentences = _sentences_of(question.documents)
+        asked = words_of(question.text)
+        sentences = _sentences_of(question.documents, asked)
         if not sentences:
             return Extract([], 0.0, MIN_SUPPORT)
-        asked = words_of(question.text)
         # those of a header count in each of its rows
         above = {header: words_of(header) & asked for header in {sentence.header for sentence in sentences}}
         words = [words_of(sentence.text) | above[sentence.header] for sentence in sentences]
@@ -235,15 +236,19 @@ def words_of(text: str) -> set[str]:
     return found
 
 
-def _sentences_of(documents: Sequence[str]) -> list[Sentence]:
-    """Those of all documents; one that is repeated counts where it stands first. The header of a table is none."""
+def _sentences_of(documents: Sequence[str], asked: set[str]) -> list[Sentence]:
+    """Those of all documents; one that is repeated counts where it stands first. The header of a table is none, unless
+    its first cell has all the words of the question that it has."""
     seen: set[str] = set()
     sentences = []
     for place, text in enumerate(documents):
         for number, (start, end, header) in enumerate(with_headers(text)):
             above = text[slice(*header)] if header else ""
-            sentence = Sentence(place, number, text[start:end], above)
-            if sentence.key not in seen and not (header and start < header[1]):
+            is_header = header is not None and start < header[1]
+            sentence = Sentence(place, number, text[start:end], above, is_header)
+            if is_header and not (words_of(above) & asked and words_of(above) & asked <= words_of(first_cell(above))):
+                continue
+            if sentence.key not in seen:
                 seen.add(sentence.key)
                 sentences.append(sentence)
     return sentences
