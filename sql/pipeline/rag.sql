@@ -1,10 +1,12 @@
 -- rag: the public routines: all stages in order.
 
-CREATE FUNCTION ml_rag._not_found(options jsonb, stores ml_rag.store[], skipped integer, filters text[])
+CREATE FUNCTION ml_rag._not_found(options jsonb, stores ml_rag.store[], skipped integer, filters text[],
+  waiting jsonb)
 RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the error that says that no arm has found anything; skipped: how many of the stores were left out;
--- filters: the options that leave rows out
+-- filters: the options that leave rows out; waiting: a store whose rows wait for its vectorizer, see
+-- ml_rag._waiting_in
 -- Reads: the metadata of some rows of the stores, as the caller
 DECLARE
   _key text;
@@ -15,6 +17,7 @@ DECLARE
   _is_filtered boolean := coalesce(options ?| filters, false);
   _is_semantic boolean := (options -> 'semantic_search')::boolean;
   _is_by_function boolean := options @> '{"arms": [{"search": "function"}]}';
+  _run text := waiting ->> 'hint';
 BEGIN
   FOR _key IN SELECT DISTINCT n.term ->> 'key' FROM jsonb_path_query(CASE WHEN options ? 'filters'
                 THEN ml_rag._filter_tree(options -> 'filters') END,
@@ -53,32 +56,37 @@ BEGIN
     INTO _nearest_key, _other_type;
   END IF;
   RETURN jsonb_build_object('sqlstate', 'P0002', 'message', 'no segment found',
-    'detail', format('Vector stores searched: %s. %s.',
+    'detail', format('Vector stores searched: %s. %s.%s',
       cardinality(stores) - skipped,
       CASE WHEN _is_filtered AND _is_semantic THEN 'No row passed the filters'
            WHEN _is_filtered AND _is_by_function THEN
              'No row that passed the filters is a candidate of the function'
            WHEN _is_filtered THEN 'No row that passed the filters contains a word of the question'
+           WHEN _run IS NOT NULL THEN 'No row that you may see has an embedding'
            WHEN _is_semantic THEN 'None has a row that you may see'
            WHEN _is_by_function THEN 'No row is a candidate of the function'
-           ELSE 'No segment contains a word of the question' END),
+           ELSE 'No segment contains a word of the question' END,
+      CASE WHEN _run IS NOT NULL THEN
+        format(' Rows of "%s" wait for their embedding.', waiting ->> 'store') END),
     'hint', CASE WHEN _nearest IS NOT NULL THEN format('Did you mean column "%s"?', _nearest)
       WHEN _nearest_key IS NOT NULL THEN
         format('Did you mean "%s", a key of the metadata?', left(_nearest_key, 100))
       WHEN _other_type IS NOT NULL THEN _other_type
       WHEN _is_filtered THEN
-      (SELECT format('Check %s, and whether the stores have rows.', string_agg(CASE o.key
+      (SELECT format('Check %s, and whether the stores have rows.%s', string_agg(CASE o.key
            WHEN 'document_name' THEN '"document_name" (names as the stores hold them: a loaded file''s whole '
              'path)'
            WHEN 'filters' THEN 'the keys and values of "filters" (a key inside an object is "/address/city")'
-           ELSE format('"%s"', o.key) END, ', ' ORDER BY o.key))
+           ELSE format('"%s"', o.key) END, ', ' ORDER BY o.key), ' ' || _run)
        FROM jsonb_object_keys(options) AS o (key) WHERE o.key = ANY (filters))
+      WHEN _run IS NOT NULL THEN _run
       WHEN _is_semantic THEN
         'Load documents with vector_store_load, or ask the owner whether a row-level security policy hides '
         'them from you.'
       WHEN _is_by_function THEN 'It leaves a row out by giving null or NaN, the arm by "min_score" or '
         '"max_distance".'
-      ELSE 'Use other words, or add semantic search: {"semantic_search": true}.' END);
+      ELSE 'Use other words, or add semantic search: {"semantic_search": true}.' END)
+    || CASE WHEN _run IS NULL THEN '{}' ELSE jsonb_build_object('waiting', waiting) END;
 END
 $$;
 
@@ -162,6 +170,10 @@ BEGIN
   IF retrieval.missing IS NOT NULL THEN
     IF NOT (_options -> 'abstain')::boolean THEN
       PERFORM ml_rag._raise(retrieval.missing);
+    END IF;
+    IF retrieval.missing ? 'waiting' THEN
+      RAISE WARNING USING ERRCODE = '01000', MESSAGE = 'no segment found, and rows wait for their embedding',
+        DETAIL = retrieval.missing ->> 'detail', HINT = retrieval.missing ->> 'hint';
     END IF;
     text := coalesce(_options ->> 'abstain_text', ml_rag._get_setting('abstain_text'));
     RETURN;

@@ -555,6 +555,38 @@ def test_row_level_security_of_the_table_holds(db: Database, items: Connection) 
     assert asker.execute("SELECT * FROM ml_rag.vectorizer_error").fetchall() == []
 
 
+@pytest.mark.parametrize(("destination", "store"), [("column", "items"), ("table", "items_segments")])
+def test_a_search_that_finds_nothing_says_that_rows_wait(
+    db: Database, owner: Connection, models: ModelsServer, destination: str, store: str
+) -> None:
+    owner.execute(ITEMS + "; INSERT INTO items VALUES (1, 'lamp', 'red', 5)")
+    create(owner, destination=destination)
+    owner.execute(f"GRANT SELECT ON items, {store} TO PUBLIC")
+    named = {"vector_store": [f"public.{store}"]}
+    call = "To embed them: CALL ml_rag.run_vectorizer('public.items'), or ml-rag worker."
+    waiting = f'Rows of "public.{store}" wait for their embedding.'
+    with error("P0002", f"Vector stores searched: 1. No row that you may see has an embedding. {waiting}") as caught:
+        search(owner, "lamp", named)
+    assert caught.hint == call
+    with error("P0002", f"No row passed the filters. {waiting}") as caught:
+        search(owner, "lamp", {**named, "document_name": ["x"]})
+    assert caught.hint.endswith(f"and whether the stores have rows. {call}")
+    abstaining = {**named, "abstain": True}
+    notices = noticed(owner, lambda d: (d.severity, d.message_primary, d.message_hint))
+    assert answer(owner, "lamp", abstaining)["citations"] == []
+    assert notices == [("WARNING", "no segment found, and rows wait for their embedding", call)]
+    asker = db.connect("asker")
+    with error("P0002", waiting) as caught:
+        search(asker, "lamp", named)
+    assert caught.hint == "Ask the owner of the table to call ml_rag.run_vectorizer, or to run ml-rag worker."
+    owner.execute("ALTER TABLE items ENABLE ROW LEVEL SECURITY")
+    with error("P0002", "None has a row that you may see.", "row-level security"):
+        search(asker, "lamp", named)
+    with warnings_of(asker) as warnings:
+        answer(asker, "lamp", abstaining)
+    assert warnings == []
+
+
 def test_rows_that_are_hidden_from_the_owner(db: Database, owner: Connection, models: ModelsServer) -> None:
     owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
     asker = db.connect("asker")

@@ -57,7 +57,9 @@ _run = Statements(
             *("jsonb", "jsonb"),
         ),
         "not found": (
-            f"SELECT ml_rag._not_found($1, {STORES.format('$2')}, $3, $4)::text AS error",
+            f"SELECT ml_rag._not_found($1, s.stores, $3, $4, CASE WHEN ($1 -> 'semantic_search')::boolean"
+            " THEN ml_rag._waiting_in(s.stores) END)::text AS error"
+            f" FROM (SELECT {STORES.format('$2')} AS stores) AS s",
             *("jsonb", "jsonb", "int4", "text[]"),
         ),
         "left out": ("SELECT ml_rag._with_left_out($1, $2)::text AS error", *("jsonb", "jsonb")),
