@@ -99,8 +99,8 @@ $$;
 
 CREATE FUNCTION ml_rag._waiting_in(stores ml_rag.store[]) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
--- purpose: the first of 20 stores with rows that wait for its vectorizer, and what to do, as {"store", "hint"};
--- null if none has any
+-- purpose: the first of 20 stores that has rows that wait for its vectorizer, and what to do, as {"store",
+-- "hint"}; null if none has any
 -- Reads: the stores, as the caller
 DECLARE
   _store ml_rag.store := (SELECT s FROM unnest(stores[:20]) AS s WHERE ml_rag._has_waiting(s) LIMIT 1);
