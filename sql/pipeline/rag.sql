@@ -178,6 +178,11 @@ BEGIN
     text := coalesce(_options ->> 'abstain_text', ml_rag._get_setting('abstain_text'));
     RETURN;
   END IF;
+  IF _model = 'extractive' AND coalesce(cardinality(retrieval.hits), 0) = 0 THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'model "extractive" answers from documents only',
+      DETAIL = '"n_citations" is 0, so it is given none.',
+      HINT = 'Ask for at least one citation, or name a language model: {"model_options": {"model_id": "…"}}.';
+  END IF;
   PERFORM ml_rag._stage(request.call, 'generate', _model);
   -- a question that was rewritten stands alone; where it has lost conditions, the model reads that asked
   _written := ml_rag._write(coalesce((request.rewritten).asked, request.question),

@@ -54,6 +54,12 @@ def test_an_answer_is_sentences_of_its_citations(asker: Connection) -> None:
     assert found["text"] == "The hotel limit is 180 euros in London."
 
 
+def test_without_citations_there_is_nothing_to_answer_from(asker: Connection) -> None:
+    with error("22023", "answers from documents only", '"n_citations" is 0', "at least one citation", "model_options"):
+        rag(asker, "the hotel limit in London", n_citations=0)
+    assert rag(asker, "the hotel limit in London", n_citations=0, skip_generate=True)["citations"] == []
+
+
 @pytest.mark.usefixtures("store")
 def test_markers_name_the_citation(asker: Connection) -> None:
     found = rag(asker, "what does dinner cost", {"max_sentences": 1}, prompt={"citation_style": "numbered"})
