@@ -12,6 +12,7 @@ from psycopg.conninfo import make_conninfo
 
 from ml_rag.cli import main
 from ml_rag.client import doctor
+from ml_rag.errors import MlRagError
 from support.cluster import Connection, Database
 from support.exchange import exchange
 from support.stores import create_store, fake_embedding
@@ -251,6 +252,19 @@ def test_a_default_model_that_the_server_does_not_know(owner: Connection, db: Da
     _, found = findings(db)
     assert "does not know" in str(found["default models"]["found"])
     assert "ml_rag.configure" in str(found["default models"]["hint"])
+
+
+def test_a_message_and_its_detail_are_told_apart(owner: Connection, db: Database) -> None:
+    owner.execute("SELECT ml_rag.configure('generate_model_id', 'no-such-model')")
+    _, found = findings(db)
+    told = "there is no model 'no-such-model'; models that are there for the task generate: "
+    assert str(found["generation"]["found"]).startswith(told)
+    error = MlRagError("it failed", detail="It is full.")
+
+    def fail() -> str:
+        raise error
+
+    assert doctor.run("x", fail).found == "it failed. It is full."
 
 
 def test_a_database_without_the_extension(owner: Connection, db: Database) -> None:

@@ -65,15 +65,22 @@ def _wrong(found: str, hint: str) -> MlRagError:
     return MlRagError(found, hint=hint)
 
 
+def _joined(message: str, detail: str | None) -> str:
+    """A message and its detail, which is a sentence or goes on with the message's."""
+    if not detail:
+        return message
+    return f"{message.rstrip('.')}{'. ' if detail[0].isupper() else '; '}{detail}"
+
+
 def run(name: str, check: Callable[[], str]) -> Finding:
     """The finding of one check; every error becomes one, with its own hint where it has one."""
     try:
         return Finding(name, True, check())
     except MlRagError as e:
-        return Finding(name, False, " ".join(filter(None, (e.message, e.detail))), e.hint or "")
+        return Finding(name, False, _joined(e.message, e.detail), e.hint or "")
     except psycopg.Error as e:
         diagnostic = e.diag
-        found = " ".join(filter(None, (diagnostic.message_primary or str(e).strip(), diagnostic.message_detail)))
+        found = _joined(diagnostic.message_primary or str(e).strip(), diagnostic.message_detail)
         hint = diagnostic.message_hint or "Check --dsn (or PGHOST, PGPORT, PGUSER, PGDATABASE), and that it runs."
         if isinstance(e, psycopg.errors.InsufficientPrivilege):
             hint = diagnostic.message_hint or "As a superuser: GRANT ml_rag_user TO that role. Roles: docs/security.md."
