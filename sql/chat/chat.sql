@@ -5,8 +5,7 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the options of ml_rag_chat, checked, and those of ml_rag as they were given
 BEGIN
   IF coalesce(jsonb_typeof(options), 'null') NOT IN ('object', 'null') THEN
-    PERFORM ml_rag._bad_option('ml_rag_chat', options, 'a JSON object',
-      'Options are one JSON object, such as {"n_citations": 5}.');
+    PERFORM ml_rag.parse_options('ml_rag_chat', options);
   END IF;
   SELECT coalesce(jsonb_object_agg(o.key, o.value) FILTER (WHERE k.name IS NOT NULL), '{}'),
     coalesce(jsonb_object_agg(o.key, o.value) FILTER (WHERE k.name IS NULL), '{}')

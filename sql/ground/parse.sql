@@ -115,9 +115,15 @@ BEGIN
     RETURN _parsed;
   END IF;
   IF jsonb_typeof($2) <> 'object' THEN
-    PERFORM ml_rag._bad_option($1, $2, 'a JSON object',
-      format('Options are one JSON object, such as %s.',
-        CASE $1 WHEN 'index' THEN '{"type": "hnsw"}' ELSE '{"n_citations": 5}' END));
+    IF EXISTS (SELECT FROM ml_rag.option AS o WHERE o.name = $1) THEN
+      PERFORM ml_rag._bad_option($1, $2, 'a JSON object',
+        format('Options are one JSON object, such as %s.',
+          CASE $1 WHEN 'index' THEN '{"type": "hnsw"}' ELSE '{"n_citations": 5}' END));
+    END IF;
+    RAISE EXCEPTION USING ERRCODE = '22023',
+      MESSAGE = format('the options of %s are not a JSON object', $1),
+      DETAIL = format('Got %s.', jsonb_typeof($2)),
+      HINT = 'Options are one JSON object: {"option": value, …}.';
   END IF;
 
   FOR _option IN

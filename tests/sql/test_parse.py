@@ -203,6 +203,21 @@ def test_options_of_an_index_are_an_object(module_asker: Connection) -> None:
     assert caught.hint == 'Options are one JSON object, such as {"type": "hnsw"}.'
 
 
+@pytest.mark.parametrize(
+    ("statement", "routine", "got"),
+    [
+        ("CALL ml_rag('q', '[{\"n_citations\": 1}]')", "ml_rag", "array"),
+        ("SELECT ml_rag_search('q', '\"x\"')", "ml_rag", "string"),
+        ("SELECT ml_rag_chat('q', '[]')", "ml_rag_chat", "array"),
+        ("SELECT ml_generate('q', '5')", "ml_generate", "number"),
+    ],
+)
+def test_options_are_an_object(module_asker: Connection, statement: str, routine: str, got: str) -> None:
+    with error("22023", f"the options of {routine} are not a JSON object", f"Got {got}.") as caught:
+        module_asker.execute(statement)
+    assert caught.hint == 'Options are one JSON object: {"option": value, …}.'
+
+
 def test_a_null_does_not_hide_an_unknown_key(module_asker: Connection) -> None:
     with error("22023", "n_citation"):
         parse(module_asker, "ml_rag", {"n_citation": None})
