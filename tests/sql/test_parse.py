@@ -212,7 +212,7 @@ def test_options_of_an_index_are_an_object(module_asker: Connection) -> None:
         ("SELECT ml_generate('q', '5')", "ml_generate", "number"),
     ],
 )
-def test_options_are_an_object(module_asker: Connection, statement: str, routine: str, got: str) -> None:
+def test_what_is_not_an_object_is_said(module_asker: Connection, statement: str, routine: str, got: str) -> None:
     with error("22023", f"the options of {routine} are not a JSON object", f"Got {got}.") as caught:
         module_asker.execute(statement)
     assert caught.hint == 'Options are one JSON object: {"option": value, …}.'
