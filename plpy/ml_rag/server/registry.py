@@ -110,6 +110,8 @@ class Registry:
         if model is None:
             near = self.catalogue.nearest(model_id, task)
             there = self._available(task)
+            if task == "rerank":
+                there.append("hybrid")  # ranks in the database
             raise UnknownModel(
                 f"there is no model {model_id[:200]!r}",
                 detail=f"models that are there{f' for the task {task}' if task else ''}: {', '.join(there) or 'none'}",

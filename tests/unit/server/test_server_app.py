@@ -139,6 +139,7 @@ def test_only_embedding_models_have_dimensions(ask) -> None:
 )
 def test_a_model_of_the_task_is_suggested(ask, path: str, body: dict[str, Any], there: str, hint: str | None) -> None:
     error = assert_error(ask("POST", f"/v1/{path}", json={"model": "bge-m4", **body}), 404, "model_not_found")
+    assert error["detail"].endswith(", hybrid") == (path == "rerank")
     task = {"embeddings": "embed", "rerank": "rerank"}.get(path, "generate")
     assert error["detail"].startswith(f"models that are there for the task {task}: {there}")
     assert error["hint"] == (
