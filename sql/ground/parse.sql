@@ -26,23 +26,26 @@ $$;
 
 CREATE FUNCTION ml_rag._distance_of_words(a text, b text) RETURNS integer
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: Levenshtein distance, for hints; the words are cut at 40 characters
--- Source: Wagner and Fischer 1974, one row at a time.
+-- purpose: Levenshtein distance, for hints; two letters that changed places are one change. The words are cut
+-- at 40 characters
+-- Source: Wagner and Fischer 1974, one row at a time; Damerau 1964.
 DECLARE
-  _a text := left($1, 40);
-  _b text := left($2, 40);
-  _previous integer[] := ARRAY(SELECT generate_series(0, length(_b)));
+  _a text[] := string_to_array(left($1, 40), NULL);
+  _b text[] := string_to_array(left($2, 40), NULL);
+  _previous integer[] := ARRAY(SELECT generate_series(0, cardinality(_b)));
+  _before integer[];
   _row integer[];
 BEGIN
-  FOR i IN 1..length(_a) LOOP
+  FOR i IN 1..cardinality(_a) LOOP
     _row := ARRAY[i];
-    FOR j IN 1..length(_b) LOOP
-      _row := _row || least(_previous[j + 1] + 1, _row[j] + 1,
-        _previous[j] + (substr(_a, i, 1) <> substr(_b, j, 1))::integer);
+    FOR j IN 1..cardinality(_b) LOOP
+      _row := _row || least(_previous[j + 1] + 1, _row[j] + 1, _previous[j] + (_a[i] <> _b[j])::integer,
+        CASE WHEN _a[i] = _b[j - 1] AND _a[i - 1] = _b[j] THEN _before[j - 1] + 1 END);
     END LOOP;
+    _before := _previous;
     _previous := _row;
   END LOOP;
-  RETURN _previous[length(_b) + 1];
+  RETURN _previous[cardinality(_b) + 1];
 END
 $$;
 

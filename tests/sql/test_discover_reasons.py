@@ -135,6 +135,9 @@ def test_a_store_that_was_not_named_is_not_said_to_be_broken(owner: Connection, 
     )
     assert caught.value.diag.message_hint == 'Did you mean "public.docs"?'
     with pytest.raises(psycopg.errors.NoDataFound) as caught:
+        retrieve(asker, (1, 0, 0), vector_store=["dosc"])
+    assert caught.value.diag.message_hint == 'Did you mean "public.docs"?'
+    with pytest.raises(psycopg.errors.NoDataFound) as caught:
         retrieve(asker, (1, 0, 0), vector_store=["invoices"])
     assert 'It is not listed in "vector_store"' in (caught.value.diag.message_detail or "")
     assert "ml_rag.discover()" in (caught.value.diag.message_hint or "")

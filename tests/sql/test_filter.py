@@ -508,6 +508,7 @@ def test_arms_under_a_filter_in_either_order(owner: Connection, share: int) -> N
         ({"metadata.office.city": "Rome"}, 'Did you mean "/office/city", a key of the metadata?'),
         ({"office.city": "Rome"}, 'Did you mean "/office/city", a key of the metadata?'),
         ({"documentname": "x"}, 'Did you mean column "document_name"?'),
+        ({"apge": 3}, 'Did you mean "page", a key of the metadata?'),
         (
             {"page": "3"},
             'The values of "page" in the metadata are of type number, and "filters" compares them with a string.',

@@ -150,6 +150,26 @@ def test_unknown_key_gets_the_nearest_known_one_as_hint(
 
 
 @pytest.mark.parametrize(
+    ("a", "b", "distance"),
+    [
+        ("", "", 0),
+        ("", "abc", 3),
+        ("kitten", "sitting", 3),
+        ("yaer", "year", 1),
+        ("frima", "firma", 1),
+        ("ba", "ab", 1),
+        ("bca", "abc", 2),
+        ("aa", "a", 1),
+        ("ca", "abc", 3),  # no letter changes twice
+        ("éa", "aé", 1),
+    ],
+)
+def test_letters_that_changed_places_are_one_change(module_asker: Connection, a: str, b: str, distance: int) -> None:
+    for pair in ((a, b), (b, a)):
+        assert value_of(module_asker, "SELECT ml_rag._distance_of_words(%s, %s)", pair) == distance
+
+
+@pytest.mark.parametrize(
     ("routine", "name", "here"),
     [
         ("ml_rag", "limit", "n_citations"),
