@@ -94,8 +94,12 @@ BEGIN
         MESSAGE = format('%s is set, but the model server has no model "%s" that can %s', configure.name,
           left(configure.value, 200), _task),
         DETAIL = 'Calls that name no model will fail.',
-        HINT = 'SELECT * FROM ml_supported_models() lists its models; docs/models.md#models-of-your-own says '
-          'how to add one.';
+        HINT = concat('Did you mean "' || ml_rag._nearest_key(
+            ARRAY(SELECT m.id FROM jsonb_to_recordset(_listed.models) AS m (id text, task text)
+              WHERE m.task = _task) || CASE _task WHEN 'rerank' THEN '{hybrid}'::text[] END,
+            nullif(split_part(configure.value, '@', 1), '')) || '"? ',
+          'SELECT * FROM ml_supported_models() lists its models; docs/models.md#models-of-your-own says '
+          'how to add one.');
     ELSIF NOT _model.available THEN
       RAISE WARNING USING ERRCODE = '01000',
         MESSAGE = format('%s is set, but the files of model "%s" are missing', configure.name,

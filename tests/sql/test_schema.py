@@ -332,6 +332,28 @@ def test_a_model_that_is_not_there_is_set_with_a_warning(
     assert told == ([wanted] if task else [])
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "nearest"),
+    [
+        ("embed_model_id", "multilingual-e5", "multilingual-e5-base"),
+        ("embed_model_id", "fake-emebd@4", "fake-embed"),
+        ("rerank_model_id", "hybird", "hybrid"),
+        ("generate_model_id", "gpt-5", None),
+        ("generate_model_id", "", None),
+        ("generate_model_id", "fake-embed", None),
+    ],
+)
+def test_a_model_that_is_spelt_almost_so_is_suggested(
+    owner: Connection, name: str, value: str, nearest: str | None
+) -> None:
+    told = noticed(owner, lambda d: d.message_hint)
+    owner.execute("SELECT ml_rag.configure(%s, %s)", (name, value))
+    rest = "SELECT * FROM ml_supported_models() lists its models; "
+    assert [str(hint).partition(rest)[:2] for hint in told] == [
+        (f'Did you mean "{nearest}"? ' if nearest else "", rest)
+    ]
+
+
 def test_a_model_whose_files_are_missing_is_set_with_a_warning(owner: Connection, local_sockets: Path) -> None:
     listed = {"object": "list", "data": [LARGE, {**LARGE, "id": "own", "pull": None}, {**LARGE, "task": "embed"}]}
     with hostile(local_sockets, reply(listed)) as server:
