@@ -30,7 +30,8 @@ BEGIN
     -- one that cannot be an address, or whose look-up could hang
     IF configure.value !~ '^unix:/.+$' AND _parts IS NULL THEN
       RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid address of the model server',
-        DETAIL = format('Got %L; an address is unix:/path/of/socket or http://host:port.', configure.value);
+        DETAIL = format('Got %L; an address is unix:/path/of/socket or http://host:port.', configure.value),
+        HINT = 'Examples: unix:/run/ml_rag/ml_rag.sock, http://127.0.0.1:8080.';
     END IF;
     BEGIN
       -- the expression above has let no slash in, so there is no netmask

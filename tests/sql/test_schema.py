@@ -118,12 +118,14 @@ def test_an_unknown_setting(owner: Connection, name: str | None, hint: str) -> N
         "unix:rel",
         "file:///x",
         "http://user@host:x",
+        "localhost:1234",
     ],
 )
 def test_an_address_of_another_form(owner: Connection, address: str) -> None:
     before = value(owner, "model_server")
-    with error("22023", "unix:/path/of/socket"):
+    with error("22023", "unix:/path/of/socket") as caught:
         owner.execute("SELECT ml_rag.configure('model_server', %s)", (address,))
+    assert caught.hint == "Examples: unix:/run/ml_rag/ml_rag.sock, http://127.0.0.1:8080."
     assert value(owner, "model_server") == before
 
 
