@@ -264,3 +264,21 @@ LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 # fits in backend/statement.py
 return "ml_rag" in GD and GD["ml_rag"].fits(size)
 $$;
+
+CREATE FUNCTION ml_rag._next_row(INOUT portal refcursor, statement text, n bigint, OUT is_there boolean,
+  OUT value text)
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: the next row of a portal; null = of a statement, with n as $1. Under the search_path of the
+-- statement, hence names with their schema
+-- Its errors become short ones: PL/Python copies an error and makes one of Python's of it, and where a long
+-- one leaves too little memory for that, PostgreSQL jumps over Python's frames, and the process crashes.
+BEGIN
+  IF portal IS NULL THEN
+    OPEN portal FOR EXECUTE statement USING n;
+  END IF;
+  FETCH portal INTO value;
+  is_there := FOUND;
+EXCEPTION WHEN query_canceled OR OTHERS THEN
+  RAISE EXCEPTION USING ERRCODE = SQLSTATE, MESSAGE = pg_catalog.left(SQLERRM, 1000);
+END
+$$;

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.cluster import Connection, Database, value_of
+from support.cluster import Connection, Database, noticed, value_of
 from support.schema import SqlModel, ask, metadata
 from support.stores import error, warnings_of
 
@@ -399,6 +399,24 @@ def test_memory_is_bounded(model: SqlModel, shop: Connection, asker: Connection,
     asker.execute("SET work_mem = '64MB'")
     assert ask(asker, use_retry=False)["reason"].startswith(("53200", "54000"))
     assert _peak(asker) < 900 * 1024
+    model.writes("SELECT 1")
+    assert ask(asker)["rows"] == [[1]]
+
+
+@pytest.mark.fresh
+@pytest.mark.parametrize("made", ["string_agg(repeat('é', 500000), '')", "string_agg(repeat('x', 1000000), '')"])
+def test_an_error_as_large_as_the_memory_leaves_the_session_as_it_is(
+    model: SqlModel, shop: Connection, asker: Connection, made: str
+) -> None:
+    """An error that PL/Python has no memory to take jumps over Python's frames, and ends the process sooner or later,
+    and with it all sessions of the server."""
+    told = noticed(asker)
+    for megabytes in range(8, 44, 2):
+        model.writes(f"SELECT ({made})::date FROM generate_series(1, {megabytes})")
+        reason = ask(asker, use_retry=False)["reason"]
+        assert reason.startswith(("22007", "53200", "54000")), (megabytes, reason[:100])
+        assert len(reason) < 2000
+    assert told == []
     model.writes("SELECT 1")
     assert ask(asker)["rows"] == [[1]]
 

@@ -191,10 +191,11 @@ def _run(plpy: Any, max_rows: int, outcome: Outcome) -> None:
     rows: list[str] = []
     size = values = 0
     _value(plpy, "SELECT ml_rag._fits(0)")  # compiled while there is memory
+    plan = plpy.prepare("SELECT * FROM ml_rag._next_row($1, $2, $3)", ["refcursor", "text", "int8"])
+    portal = None
     with _MemoryLimit(MEMORY_BYTES) as limit:
-        cursor = plpy.cursor(plpy.prepare(statement, ["int8"]), [max_rows + 1])
-        while fetched := cursor.fetch(1):
-            row = fetched[0]["row"]
+        while (found := plpy.execute(plan, [portal, statement, max_rows + 1])[0])["is_there"]:
+            portal, row = found["portal"], found["value"]
             if row is not None:
                 size += len(row)
                 values += sum(map(row.count, ",[{"))
@@ -203,7 +204,6 @@ def _run(plpy: Any, max_rows: int, outcome: Outcome) -> None:
                 break
             rows.append(row)
             limit.begin()
-        cursor.close()
     outcome.rows = rows
 
 
