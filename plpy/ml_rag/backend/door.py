@@ -5,7 +5,10 @@ What calls tell of themselves is loaded with it, since most calls come by; what 
 
 from __future__ import annotations
 
+import codecs
 import importlib
+import os
+import sys
 from typing import Any
 
 from ml_rag import __version__
@@ -14,6 +17,26 @@ from ml_rag.backend import calls
 __all__ = ["VERSION", "calls"]
 
 VERSION = __version__
+
+#: the folder of this package
+_HERE = os.path.join(os.path.dirname(__file__), "")
+
+
+def _decoded(error: UnicodeError) -> tuple[str | bytes, int]:
+    """What is decoded in place of bytes that are no UTF-8: a question mark for each, where PL/Python decodes for us.
+
+    Any role can make texts that are none of the database's encoding, as errors of to_date cut a value amid a character;
+    and where that is not UTF-8, PL/Python takes the errors of statements for it nevertheless. Where it cannot decode,
+    it crashes, or jumps over Python's frames.
+    """
+    # none: of arguments, before a function runs
+    frame = sys._getframe().f_back
+    if isinstance(error, UnicodeDecodeError) and (frame is None or frame.f_code.co_filename.startswith(_HERE)):
+        return "?" * (error.end - error.start), error.end
+    return codecs.strict_errors(error)
+
+
+codecs.register_error("strict", _decoded)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,117 @@
+"""Texts that are not valid in the encoding of the database, and errors with such: PL/Python cannot decode them, and
+would crash, and end all sessions of the server with its own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ml_rag.backend import door
+from support.cluster import Cluster, Connection, Database
+from support.planting import COLUMNS, NEAR, QUESTION, ask, publish, warnings
+from support.schema import SqlModel, model, shop
+from support.schema import ask as ask_tables
+from support.stores import create_store, error, fake_embedding, search
+
+__all__ = ["model", "shop"]
+
+#: cuts a value amid a character; from its message any role has a text that is broken
+FAILS = "to_date('aaé' || left(segment, 0), 'YYY')::text"
+BROKEN = (
+    "CREATE FUNCTION pg_temp.broken() RETURNS text LANGUAGE plpgsql AS"
+    " $$ BEGIN PERFORM to_date('aaé', 'YYY'); EXCEPTION WHEN OTHERS THEN RETURN SQLERRM; END $$"
+)
+
+
+@pytest.fixture
+def writer(db: Database, owner: Connection) -> Connection:
+    """A role that may write rows into ``kb``, which everybody searches."""
+    create_store(owner, "kb", [("good", 1, 1, f"{QUESTION} good", fake_embedding(QUESTION))], "vector(16)")
+    owner.execute("GRANT SELECT, INSERT ON kb TO ml_rag_user")
+    writer = db.connect("tenant")
+    writer.execute(BROKEN)
+    return writer
+
+
+@pytest.mark.parametrize("column", ["segment", "document_name", "metadata"])
+def test_a_text_that_is_broken_ends_no_session(
+    writer: Connection, asker: Connection, owner: Connection, column: str
+) -> None:
+    values = {"document_name": "'bad'", "metadata": "'{}'::jsonb", "segment": f"'{QUESTION}'"}
+    values[column] = {
+        "metadata": "jsonb_build_object(pg_temp.broken(), pg_temp.broken())",
+        "segment": f"concat('{QUESTION} ', pg_temp.broken())",
+        "document_name": "pg_temp.broken()",
+    }[column]
+    writer.execute(
+        "INSERT INTO kb (document_name, metadata, segment, document_id, segment_number, segment_embedding)"
+        f" VALUES ({values['document_name']}, {values['metadata']}, {values['segment']}, 2, 1, '{NEAR}')".encode()
+    )
+    options = {"citation_fields": ["metadata"], "retrieval_options": {"segment_overlap": 1}}
+    for _ in range(3):
+        found, _ = ask(asker, **options)
+        assert len(found["citations"]) == 2
+        assert 'invalid value "aa?" for "YYY"' in str(found["citations"])
+        assert len(search(asker, QUESTION, {})) == 2
+    assert owner.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_an_error_that_is_broken_is_one(db: Database, writer: Connection, asker: Connection, owner: Connection) -> None:
+    owner.execute(f"GRANT ml_rag_publisher TO {db.role('stranger')}; CREATE SCHEMA evil".encode())
+    owner.execute(f"ALTER SCHEMA evil OWNER TO {db.role('stranger')}".encode())
+    columns = f"document_name, metadata, document_id, segment_number, {FAILS} AS segment, segment_embedding"
+    publish(
+        db.connect("stranger"),
+        f"CREATE TABLE evil.t ({COLUMNS}); INSERT INTO evil.t VALUES ('d', '{{}}', 1, 1, 'x', '{NEAR}');"
+        f"CREATE VIEW evil.kb AS SELECT {columns} FROM evil.t; GRANT USAGE ON SCHEMA evil TO PUBLIC",
+    )
+    said = warnings(asker)
+    for times in range(1, 4):
+        assert [one["document_name"] for one in ask(asker)[0]["citations"]] == ["good"]
+        assert len([text for text, detail in said if "evil.kb" in text and 'invalid value "aa?"' in detail]) == times
+        with error("22007", 'invalid value "aa?"', ours=False):
+            ask(asker, vector_store=["evil.kb"])
+
+
+def test_a_statement_of_a_model_with_such_an_error_is_refused(
+    model: SqlModel, shop: Connection, asker: Connection
+) -> None:
+    for _ in range(3):
+        model.writes("SELECT to_date('aaé', 'YYY')")
+        assert ask_tables(asker, use_retry=False)["reason"] == '22007: invalid value "aa?" for "YYY"'
+    model.writes("SELECT 1")
+    assert ask_tables(asker)["rows"] == [[1]]
+
+
+def test_errors_are_read_where_the_database_is_not_utf8(cluster: Cluster, model_server: str) -> None:
+    name = f"{cluster.prefix}_broken"
+    cluster.execute("CREATE DATABASE {} TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'", name)
+    database = Database(cluster.dsn, name, cluster.prefix)
+    try:
+        owner = database.connect()
+        owner.execute("SET client_encoding = 'UTF8'; CREATE EXTENSION ml_rag CASCADE")
+        owner.execute("SELECT ml_rag.configure('model_server', %s)", (model_server,))
+        owner.execute("SELECT ml_rag.configure('embed_model_id', 'fake-embed')")
+        create_store(owner, "kb", [("good", 1, 1, f"{QUESTION} é", fake_embedding(QUESTION))], "vector(16)")
+        owner.execute("ALTER TABLE kb ADD day date")
+        for _ in range(3):
+            with error("22023", "invalid input syntax for type date"):
+                ask(owner, vector_store=["public.kb"], filters={"day": "é"})
+            assert [one["segment"] for one in ask(owner)[0]["citations"]] == [f"{QUESTION} é"]
+    finally:
+        database.close()
+        cluster.execute("DROP DATABASE {} WITH (FORCE)", name)
+
+
+def test_others_decode_as_ever() -> None:
+    assert door.VERSION
+    with pytest.raises(UnicodeDecodeError):
+        b"\xc3".decode()
+    with pytest.raises(UnicodeDecodeError):
+        json.loads(b'"\xc3"')
+    with pytest.raises(UnicodeEncodeError):
+        "\udcc3".encode()
+    here = {"__name__": "x", "b": b"aa\xc3"}
+    exec(compile("decoded = b.decode()", f"{door._HERE}any.py", "exec"), here)  # as PL/Python does for it
+    assert here["decoded"] == "aa?"
