@@ -200,8 +200,10 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 -- purpose: whether a row of these can be dumped and restored, for tables that a dump has with the rows of all
 -- roles: one that COPY cannot write or read would be the end of all others, too. JSON can come in that is
--- nested some levels deeper than COPY reads it.
-SELECT (SELECT coalesce(sum(octet_length(t.value)), 0) FROM unnest(texts) AS t (value))
-    + (SELECT coalesce(sum(octet_length(d.value::text)), 0) FROM unnest(documents) AS d (value)) <= 250000000
+-- nested some levels deeper than COPY reads it, and texts that are not valid in the encoding of the database.
+-- Errors: 22021 such a text
+SELECT (SELECT coalesce(sum(octet_length(convert_to(t.value, getdatabaseencoding()))), 0)
+    FROM (SELECT unnest(texts) UNION ALL SELECT d.value::text FROM unnest(documents) AS d (value))
+      AS t (value)) <= 250000000
   AND NOT EXISTS (SELECT FROM unnest(documents) AS d (value) WHERE d.value @? 'strict $.**{2000}')
 $$;

@@ -27,7 +27,9 @@ CREATE TABLE ml_rag_internal.keyword_row (
   -- of the row of the store: a text[], as text, which compares faster
   key    text COLLATE "C" NOT NULL,
   tokens jsonb,                             -- token: how often; kept where statistics are of the visible rows
-  text_hash bigint NOT NULL                 -- of the text, which tells the rows of a key apart
+  text_hash bigint NOT NULL,                -- of the text, which tells the rows of a key apart
+  -- COPY would read no row of the table: a key that is not valid in the encoding of the database is 22021
+  CONSTRAINT can_be_restored CHECK (convert_to(key, getdatabaseencoding()) IS NOT NULL)
 );
 -- the only index that begins with the table, so that no plan looks up its rows by less than the key; with the
 -- number, so that they are looked up in it alone
@@ -38,7 +40,8 @@ CREATE TABLE ml_rag_internal.keyword_new (
   length integer NOT NULL,
   tokens jsonb,                             -- token: how often
   words  tsvector,                          -- the same, made faster; one of both is null
-  PRIMARY KEY (store, id)
+  PRIMARY KEY (store, id),
+  CONSTRAINT can_be_restored CHECK (convert_to(concat(tokens, words), getdatabaseencoding()) IS NOT NULL)
 );
 CREATE TABLE ml_rag_internal.keyword_gone (
   store  regclass NOT NULL,

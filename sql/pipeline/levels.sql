@@ -5,7 +5,7 @@ CREATE TABLE ml_rag_internal.preset (
   name        text COLLATE "C" PRIMARY KEY CHECK (length(name) BETWEEN 1 AND 100),
   options     jsonb NOT NULL CHECK (jsonb_typeof(options) = 'object'),
   description text,
-  CONSTRAINT can_be_restored CHECK (ml_rag._can_be_restored(ARRAY[description], ARRAY[options]))
+  CONSTRAINT can_be_restored CHECK (ml_rag._can_be_restored(ARRAY[name, description], ARRAY[options]))
 );
 COMMENT ON TABLE ml_rag_internal.preset IS 'the presets of this database; ml_rag.create_preset and '
   'ml_rag.drop_preset change them';

@@ -15,6 +15,7 @@ from support import content, objects
 from support.cluster import Cluster, Connection, Database
 from support.extension import VERSIONS, data, install
 from support.keywords import assert_exact
+from support.planting import BROKEN
 from support.programs import dump, restore
 
 
@@ -172,7 +173,38 @@ def test_no_row_of_a_role_keeps_those_of_others_from_being_restored(db: Database
     for given in ({"json": "[" * 14000 + "]" * 14000}, {"json": "[" * 2001 + "]" * 2001}, {"size": 250_000_000}):
         with pytest.raises(psycopg.errors.CheckViolation, match="can_be_restored"):
             asker.execute(OWN_ROWS[name], usual | given)
+    asker.execute(BROKEN)
+    for text, document in (("pg_temp.broken()", "'{}'"), ("''", "jsonb_build_object('x', pg_temp.broken())")):
+        broken = OWN_ROWS[name].replace("repeat('x', %(size)s)", text).replace("%(json)s::jsonb", document)
+        with pytest.raises(psycopg.errors.CharacterNotInRepertoire):
+            asker.execute(broken.encode())
     asker.execute(OWN_ROWS[name], usual)
+
+
+@pytest.mark.parametrize("statistics", ["all", "visible"])
+def test_no_row_of_a_keyword_index_keeps_others_from_being_restored(cluster: Cluster, statistics: str) -> None:
+    """In locale C words of such a text are none, either."""
+    name = f"{cluster.prefix}_c"
+    cluster.execute("CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'", name)
+    database = Database(cluster.dsn, name, cluster.prefix)
+    try:
+        writer = database.connect()
+        writer.execute("CREATE EXTENSION ml_rag CASCADE")
+        writer.execute(BROKEN)
+        writer.execute("CREATE TABLE own (id text PRIMARY KEY, segment text)")
+        writer.execute(
+            "INSERT INTO own SELECT concat(i, pg_temp.broken()), pg_temp.broken() FROM generate_series(1, 3) AS i"
+        )
+        writer.execute("SELECT ml_rag.enable_keyword_search('own', %s)", (f'{{"statistics": "{statistics}"}}',))
+        for row in ("pg_temp.broken(), 'copper'", "'a', pg_temp.broken()"):
+            with pytest.raises(psycopg.errors.CharacterNotInRepertoire):
+                writer.execute(f"INSERT INTO own VALUES ({row})".encode())
+        for table in ("row", "new", "posting"):
+            with writer.cursor().copy(f"COPY ml_rag_internal.keyword_{table} TO STDOUT".encode()) as copy:
+                b"".join(map(bytes, copy)).decode()
+    finally:
+        database.close()
+        cluster.execute("DROP DATABASE {} WITH (FORCE)", name)
 
 
 def test_schema_and_data_apart(source: Source, target: Database, tmp_path: Path) -> None:

@@ -9,19 +9,15 @@ import pytest
 
 from ml_rag.backend import door
 from support.cluster import Cluster, Connection, Database
-from support.planting import COLUMNS, NEAR, QUESTION, ask, publish, warnings
+from support.planting import BROKEN, COLUMNS, NEAR, QUESTION, ask, publish, warnings
 from support.schema import SqlModel, model, shop
 from support.schema import ask as ask_tables
 from support.stores import create_store, error, fake_embedding, search
 
 __all__ = ["model", "shop"]
 
-#: cuts a value amid a character; from its message any role has a text that is broken
+#: cuts a value amid a character
 FAILS = "to_date('aaé' || left(segment, 0), 'YYY')::text"
-BROKEN = (
-    "CREATE FUNCTION pg_temp.broken() RETURNS text LANGUAGE plpgsql AS"
-    " $$ BEGIN PERFORM to_date('aaé', 'YYY'); EXCEPTION WHEN OTHERS THEN RETURN SQLERRM; END $$"
-)
 
 
 @pytest.fixture

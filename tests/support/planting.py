@@ -16,6 +16,13 @@ COLUMNS = (
 NEAR = as_text(fake_embedding(QUESTION))
 ROW = f"('planted', '{{}}', 1, 1, 'contract notice planted', '{NEAR}')"
 
+#: a function that gives a text which is not valid in the encoding of the database: the message of an error that has cut
+#: a value amid a character
+BROKEN = (
+    "CREATE FUNCTION pg_temp.broken() RETURNS text LANGUAGE plpgsql AS"
+    " $$ BEGIN PERFORM to_date('aaé', 'YYY'); EXCEPTION WHEN OTHERS THEN RETURN SQLERRM; END $$"
+)
+
 
 def publish(attacker: Connection, statements: str = "", table: str = "evil.kb") -> None:
     """Run them, declare the table a vector store, and let everybody read the schema."""
