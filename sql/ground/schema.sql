@@ -207,3 +207,15 @@ SELECT (SELECT coalesce(sum(octet_length(convert_to(t.value, getdatabaseencoding
       AS t (value)) <= 250000000
   AND NOT EXISTS (SELECT FROM unnest(documents) AS d (value) WHERE d.value @? 'strict $.**{2000}')
 $$;
+
+CREATE FUNCTION ml_rag._is_text(value text) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE COST 1000 SET search_path FROM CURRENT AS $$
+-- purpose: whether a text is valid in the encoding of the database. One that is not comes back from Python as
+-- another, so that a row is not found by it as a key
+BEGIN
+  PERFORM convert_to(value, getdatabaseencoding());
+  RETURN true;
+EXCEPTION WHEN character_not_in_repertoire THEN
+  RETURN false;
+END
+$$;

@@ -97,13 +97,16 @@ CREATE FUNCTION ml_rag._pending_nodes(run ml_rag._node_fill) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: SQL of the parents whose nodes are not there, are of another text, or failed and are to be tried
 -- again. Each is looked up: joined as a whole, the nodes that are there would be read again for each batch.
--- Left out are those whose key the indexes of nodes may have no room for, beside a number and a table's name.
+-- Left out are those whose key the indexes of nodes may have no room for, beside a number and a table's name,
+-- and those that have a key by which no row is found.
 BEGIN
   RETURN format('FROM (%s) AS s LEFT JOIN LATERAL (SELECT * FROM %s AS h WHERE %s AND h.node_number = 0'
     ' OFFSET 0) AS h ON true'
-    ' WHERE octet_length(%s) <= 2600'
-    ' AND (h.text_hash IS NULL OR h.text_hash <> s.hash OR h.members IS DISTINCT FROM s.members OR h.error '
-    'IS NOT NULL AND %s)', ml_rag._node_sources(run), ml_rag._relation_name(run.relation),
+    -- not looked at for the parents that do not wait
+    ' WHERE octet_length(%s) <= 2600 AND CASE'
+    ' WHEN h.text_hash IS NULL OR h.text_hash <> s.hash OR h.members IS DISTINCT FROM s.members OR h.error '
+    'IS NOT NULL AND %s THEN ml_rag._is_text(concat(%4$s, s.members)) ELSE false END',
+    ml_rag._node_sources(run), ml_rag._relation_name(run.relation),
     ml_rag._same_key('h', run.key, 's', run.store_key), ml_rag._key_text('s', run.store_key),
     CASE WHEN run.retries THEN 'true' ELSE 'h.next_attempt <= now()' END);
 END

@@ -93,21 +93,27 @@ $$;
 CREATE FUNCTION ml_rag._waiting(part text, relation oid, key name[]) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: SQL of the rows of a table, of that name, that wait for their embedding, but for those whose next
--- attempt is to come later
+-- attempt is to come later, and those that cannot be found by their key
 -- Reads: ml_rag.vectorizer_error
+DECLARE
+  _text text := ml_rag._key_text('t', key);
+  _has_key text := CASE WHEN EXISTS (SELECT FROM pg_attribute AS a
+    WHERE a.attrelid = coalesce(ml_rag._segment_table(relation), relation) AND a.attname = ANY (key)
+      AND a.atttypid <> ALL ('{int2,int4,int8,uuid}'::regtype[])) THEN
+        format(' AND ml_rag._is_text(%s)', _text) END;
 BEGIN
   IF ml_rag._is_distributed(relation) THEN
     -- the failures are here and the rows are not; PostgreSQL hashes what is in the array
     RETURN format('FROM ONLY %s AS t WHERE t.segment_embedding IS NULL'
-      ' AND concat(ml_rag._error_key(%s), '' '', ml_rag._text_hash(t.segment)) <> ALL (%L::text[])', part,
-        ml_rag._key_text('t', key), ARRAY(
+      ' AND concat(ml_rag._error_key(%s), '' '', ml_rag._text_hash(t.segment)) <> ALL (%L::text[])%s', part,
+        _text, ARRAY(
         SELECT concat(e.key, ' ', e.text_hash) FROM ml_rag.vectorizer_error AS e
-        WHERE e.relation = _waiting.relation AND e.next_attempt > now() ORDER BY e.key));
+        WHERE e.relation = _waiting.relation AND e.next_attempt > now() ORDER BY e.key), _has_key);
   END IF;
   RETURN format('FROM ONLY %s AS t WHERE t.segment_embedding IS NULL AND NOT EXISTS (SELECT FROM '
     'ml_rag.vectorizer_error AS e'
     ' WHERE e.relation = %s AND e.key = ml_rag._error_key(%s) AND e.next_attempt > now() AND e.text_hash = '
-    'ml_rag._text_hash(t.segment))', part, relation, ml_rag._key_text('t', key));
+    'ml_rag._text_hash(t.segment))%s', part, relation, _text, _has_key);
 END
 $$;
 

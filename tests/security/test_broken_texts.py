@@ -13,6 +13,7 @@ from support.planting import BROKEN, COLUMNS, NEAR, QUESTION, ask, publish, warn
 from support.schema import SqlModel, model, shop
 from support.schema import ask as ask_tables
 from support.stores import create_store, error, fake_embedding, search
+from support.vectorizers import create
 
 __all__ = ["model", "shop"]
 
@@ -78,6 +79,32 @@ def test_a_statement_of_a_model_with_such_an_error_is_refused(
         assert ask_tables(asker, use_retry=False)["reason"] == '22007: invalid value "aa?" for "YYY"'
     model.writes("SELECT 1")
     assert ask_tables(asker)["rows"] == [[1]]
+
+
+@pytest.mark.parametrize("destination", ["column", "table"])
+def test_a_key_that_is_broken_keeps_no_run_of_a_vectorizer_going(
+    writer: Connection, owner: Connection, destination: str
+) -> None:
+    """Read by PL/Python it is another one, by which its row came up again and again."""
+    owner.execute("CREATE TABLE items (id text PRIMARY KEY, name text); GRANT INSERT ON items TO ml_rag_user")
+    create(owner, columns="name", destination=destination, keyword_search=False)
+    writer.execute("INSERT INTO items VALUES (pg_temp.broken(), 'lamp'), ('z', 'chair'), ('a', 'table')")
+    owner.execute("SET statement_timeout = '20s'")
+    ((result,),) = owner.execute("CALL ml_rag.run_vectorizer('items')").fetchall()
+    assert (result["embedded"], result["pending"]) == (2, 0)
+
+
+@pytest.mark.parametrize("parent", ["segment", "document"])
+def test_nor_one_that_makes_nodes(writer: Connection, owner: Connection, parent: str) -> None:
+    owner.execute(
+        "CREATE TABLE texts (id text PRIMARY KEY, document_id integer, segment text);"
+        "GRANT INSERT ON texts TO ml_rag_user; INSERT INTO texts VALUES ('a', 1, 'One. Two.')"
+    )
+    writer.execute("INSERT INTO texts VALUES (pg_temp.broken(), 2, 'Three. Four.')")
+    owner.execute("SET statement_timeout = '20s'")
+    options = json.dumps({"transform": "sentence", "parent": parent, "embed": False})
+    ((result,),) = owner.execute("CALL ml_rag.create_node_group('texts', 'sentences', %s)", (options,)).fetchall()
+    assert (result["parents"], result["nodes"]) == (1, 2)
 
 
 def test_errors_are_read_where_the_database_is_not_utf8(cluster: Cluster, model_server: str) -> None:
