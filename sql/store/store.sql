@@ -512,12 +512,14 @@ model not available; 08006.$$;
 
 CREATE FUNCTION ml_rag.documents_below(store regclass, prefix text) RETURNS SETOF text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
+-- purpose: but for names that no client can read, which are none of a file
 -- Reads: the store, as the caller
 BEGIN
   PERFORM ml_rag._check_store(store, NULL);
   PERFORM ml_rag._hold(ARRAY[store::oid]);
   RETURN QUERY EXECUTE format(
-    'SELECT DISTINCT s.document_name::text FROM %s AS s WHERE starts_with(s.document_name, $1)',
+    'SELECT d.name FROM (SELECT DISTINCT s.document_name::text FROM %s AS s'
+    ' WHERE starts_with(s.document_name, $1) OFFSET 0) AS d (name) WHERE ml_rag._is_text(d.name)',
     ml_rag._relation_name(store)) USING prefix;
 @CATCH@
 END

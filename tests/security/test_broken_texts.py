@@ -81,6 +81,15 @@ def test_a_statement_of_a_model_with_such_an_error_is_refused(
     assert ask_tables(asker)["rows"] == [[1]]
 
 
+def test_a_name_that_is_broken_is_none_of_a_document(writer: Connection, owner: Connection) -> None:
+    """A client cannot read it: `ml-rag load` of a folder would end there."""
+    writer.execute(
+        "INSERT INTO kb (document_name, metadata, segment, document_id, segment_number, segment_embedding)"
+        f" VALUES ('go' || pg_temp.broken(), '{{}}', 'x', 2, 1, '{NEAR}')".encode()
+    )
+    assert owner.execute("SELECT ml_rag.documents_below('kb', 'go')").fetchall() == [("good",)]
+
+
 @pytest.mark.parametrize("destination", ["column", "table"])
 def test_a_key_that_is_broken_keeps_no_run_of_a_vectorizer_going(
     writer: Connection, owner: Connection, destination: str
