@@ -4,11 +4,13 @@ would crash, and end all sessions of the server with its own."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from ml_rag.backend import door
-from support.cluster import Cluster, Connection, Database
+from support.cluster import Cluster, Connection, Database, noticed
 from support.planting import BROKEN, COLUMNS, NEAR, QUESTION, ask, publish, warnings
 from support.schema import SqlModel, model, shop
 from support.schema import ask as ask_tables
@@ -116,8 +118,9 @@ def test_nor_one_that_makes_nodes(writer: Connection, owner: Connection, parent:
     assert (result["parents"], result["nodes"]) == (1, 2)
 
 
-def test_errors_are_read_where_the_database_is_not_utf8(cluster: Cluster, model_server: str) -> None:
-    name = f"{cluster.prefix}_broken"
+@pytest.fixture
+def latin(cluster: Cluster, model_server: str) -> Iterator[Database]:
+    name = f"{cluster.prefix}_latin"
     cluster.execute("CREATE DATABASE {} TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'", name)
     database = Database(cluster.dsn, name, cluster.prefix)
     try:
@@ -125,15 +128,47 @@ def test_errors_are_read_where_the_database_is_not_utf8(cluster: Cluster, model_
         owner.execute("SET client_encoding = 'UTF8'; CREATE EXTENSION ml_rag CASCADE")
         owner.execute("SELECT ml_rag.configure('model_server', %s)", (model_server,))
         owner.execute("SELECT ml_rag.configure('embed_model_id', 'fake-embed')")
-        create_store(owner, "kb", [("good", 1, 1, f"{QUESTION} é", fake_embedding(QUESTION))], "vector(16)")
-        owner.execute("ALTER TABLE kb ADD day date")
-        for _ in range(3):
-            with error("22023", "invalid input syntax for type date"):
-                ask(owner, vector_store=["public.kb"], filters={"day": "é"})
-            assert [one["segment"] for one in ask(owner)[0]["citations"]] == [f"{QUESTION} é"]
+        yield database
     finally:
         database.close()
         cluster.execute("DROP DATABASE {} WITH (FORCE)", name)
+
+
+def test_errors_are_read_where_the_database_is_not_utf8(latin: Database) -> None:
+    owner = latin.connect()
+    owner.execute("SET client_encoding = 'UTF8'")
+    create_store(owner, "kb", [("good", 1, 1, f"{QUESTION} é", fake_embedding(QUESTION))], "vector(16)")
+    owner.execute("ALTER TABLE kb ADD day date")
+    for _ in range(3):
+        with error("22023", "invalid input syntax for type date"):
+            ask(owner, vector_store=["public.kb"], filters={"day": "é"})
+        assert [one["segment"] for one in ask(owner)[0]["citations"]] == [f"{QUESTION} é"]
+
+
+def test_a_name_with_an_accent_is_no_other_where_the_database_is_not_utf8(latin: Database) -> None:
+    """PL/Python gives statements to PostgreSQL in UTF-8, in which it has the name of another relation."""
+    owner, attacker, asker = latin.connect(), latin.connect("tenant"), latin.connect("asker")
+    for connection in (owner, attacker, asker):
+        connection.execute("SET client_encoding = 'UTF8'")
+    create_store(owner, "ké", [("good", 1, 1, QUESTION, fake_embedding(QUESTION))], "vector(16)")
+    owner.execute('GRANT SELECT ON "ké" TO PUBLIC; GRANT CREATE ON SCHEMA public TO PUBLIC')
+    attacker.execute(
+        "CREATE FUNCTION run() RETURNS boolean LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN true; END $$;"
+        "CREATE VIEW \"kÃ©\" AS SELECT '(0,1)'::tid AS ctid, 'd'::text AS document_name, '{}'::jsonb AS metadata,"
+        " 1::bigint AS document_id, 1 AS segment_number, 'planted'::text AS segment,"
+        f" '{NEAR}'::vector(16) AS segment_embedding WHERE run(); GRANT SELECT ON \"kÃ©\" TO PUBLIC".encode()
+    )
+    said = [noticed(connection) for connection in (owner, asker)]
+    owner.execute("SELECT ml_rag.enable_keyword_search('\"ké\"')")
+    words = {"semantic_search": False, "keyword_search": True}
+    near: dict[str, Any] = {"filters": {"document_id": 1}, "retrieval_options": {"segment_overlap": 1}}
+    for connection in (owner, asker):
+        for options in ({}, words, near, {**near, **words}, {"explain": True}, {"vector_store": ["public.ké"]}):
+            assert [one["document_name"] for one in ask(connection, **options)[0]["citations"]] == ["good"], options
+        ((statement,),) = connection.execute("SELECT ml_rag.statement(%s)", (QUESTION,)).fetchall()
+        assert len(connection.execute(statement).fetchall()) == 1
+    assert not any("ran as" in text for told in said for text in told)
 
 
 def test_others_decode_as_ever() -> None:

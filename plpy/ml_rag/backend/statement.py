@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ml_rag.backend import sizes, tree
+from ml_rag.backend.retrieval.sqltext import is_utf8
 from ml_rag.backend.sqlstate import sqlstate
 from ml_rag.errors import MlRagError
 
@@ -83,6 +84,9 @@ def examine(
     statement = statement.strip().rstrip(";").rstrip()
     if not statement or len(statement) > MAX_CHARACTERS:
         return Outcome(f"it is empty or longer than {MAX_CHARACTERS} characters")
+    if not statement.isascii() and not is_utf8(plpy):
+        # names in it would be others than those that are looked at
+        return Outcome("it has characters that are not ASCII, and the encoding of the database is not UTF-8")
     outcome = Outcome()
     deadline = _Deadline(plpy)
     is_run = False

@@ -27,7 +27,7 @@ from ml_rag.backend.retrieval.shape import (
     Words,
     filter_slot,
 )
-from ml_rag.backend.retrieval.sqltext import identifier
+from ml_rag.backend.retrieval.sqltext import identifier, in_ascii
 from ml_rag.backend.retrieval.stores import Embedding, Store, record
 from ml_rag.backend.retrieval.vectors import Vectors
 from ml_rag.backend.sqlstate import sqlstate
@@ -326,7 +326,7 @@ class Search:
         if not source.store.is_table:
             rows = source.rows
             if not source.columns:
-                rows = _run(self._plpy, "indexed rows", source.store.relation)[0]["rows"]
+                rows = in_ascii(self._plpy, _run(self._plpy, "indexed rows", source.store.relation)[0]["rows"])
         return source, Words(tuple(index["key"]), tuple(index["key_types"]), rows)
 
     def _look_up(self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int, lookup: Lookup) -> dict[str, Any]:
