@@ -98,11 +98,10 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: SQL of the parents whose nodes are not there, are of another text, or failed and are to be tried
 -- again. Each is looked up: joined as a whole, the nodes that are there would be read again for each batch.
 -- Left out are those whose key the indexes of nodes may have no room for, beside a number and a table's name,
--- and those that have a key by which no row is found.
+-- and those that have a key by which no row is found; that is not looked at for parents that do not wait.
 BEGIN
   RETURN format('FROM (%s) AS s LEFT JOIN LATERAL (SELECT * FROM %s AS h WHERE %s AND h.node_number = 0'
     ' OFFSET 0) AS h ON true'
-    -- not looked at for the parents that do not wait
     ' WHERE octet_length(%s) <= 2600 AND CASE'
     ' WHEN h.text_hash IS NULL OR h.text_hash <> s.hash OR h.members IS DISTINCT FROM s.members OR h.error '
     'IS NOT NULL AND %s THEN ml_rag._is_text(concat(%4$s, s.members)) ELSE false END',
