@@ -272,12 +272,15 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- statement, hence names with their schema
 -- Its errors become short ones: PL/Python copies an error and makes one of Python's of it, and where a long
 -- one leaves too little memory for that, PostgreSQL jumps over Python's frames, and the process crashes.
+DECLARE
+  _portal refcursor := portal;
 BEGIN
   IF portal IS NULL THEN
-    OPEN portal FOR EXECUTE statement USING n;
+    OPEN _portal FOR EXECUTE (SELECT statement) USING (SELECT n);
   END IF;
-  FETCH portal INTO value;
+  FETCH _portal INTO value;
   is_there := FOUND;
+  portal := _portal;
 EXCEPTION WHEN query_canceled OR OTHERS THEN
   RAISE EXCEPTION USING ERRCODE = SQLSTATE, MESSAGE = pg_catalog.left(SQLERRM, 1000);
 END
