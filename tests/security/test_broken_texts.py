@@ -33,6 +33,15 @@ def writer(db: Database, owner: Connection) -> Connection:
     return writer
 
 
+@pytest.fixture
+def stranger(db: Database, owner: Connection) -> Iterator[Connection]:
+    """A role whose stores all calls search, with a schema evil."""
+    role = db.role("stranger")
+    owner.execute(f"GRANT ml_rag_publisher TO {role}; CREATE SCHEMA evil AUTHORIZATION {role}".encode())
+    yield db.connect("stranger")
+    owner.execute(f"REVOKE ml_rag_publisher FROM {role}".encode())  # roles are of the cluster
+
+
 @pytest.mark.parametrize("column", ["segment", "document_name", "metadata"])
 def test_a_text_that_is_broken_ends_no_session(
     writer: Connection, asker: Connection, owner: Connection, column: str
@@ -56,12 +65,11 @@ def test_a_text_that_is_broken_ends_no_session(
     assert owner.execute("SELECT 1").fetchone() == (1,)
 
 
-def test_an_error_that_is_broken_is_one(db: Database, writer: Connection, asker: Connection, owner: Connection) -> None:
-    owner.execute(f"GRANT ml_rag_publisher TO {db.role('stranger')}; CREATE SCHEMA evil".encode())
-    owner.execute(f"ALTER SCHEMA evil OWNER TO {db.role('stranger')}".encode())
+@pytest.mark.usefixtures("writer")
+def test_an_error_that_is_broken_is_one(stranger: Connection, asker: Connection) -> None:
     columns = f"document_name, metadata, document_id, segment_number, {FAILS} AS segment, segment_embedding"
     publish(
-        db.connect("stranger"),
+        stranger,
         f"CREATE TABLE evil.t ({COLUMNS}); INSERT INTO evil.t VALUES ('d', '{{}}', 1, 1, 'x', '{NEAR}');"
         f"CREATE VIEW evil.kb AS SELECT {columns} FROM evil.t; GRANT USAGE ON SCHEMA evil TO PUBLIC",
     )

@@ -162,6 +162,7 @@ def test_nor_by_a_command(
     owner.execute(f'CREATE SCHEMA ml_rag_eval AUTHORIZATION "{db.role("tenant")}"')
     attacker.execute("DELETE FROM secrets; ALTER TABLE secrets SET SCHEMA ml_rag_eval")
     attacker.execute("GRANT ALL ON SCHEMA ml_rag_eval TO PUBLIC")
+    attacker.execute("COMMENT ON TABLE ml_rag_eval.secrets IS 'made by ml-rag eval'")
     questions = tmp_path / "secrets"
     questions.mkdir()
     (questions / "corpus.jsonl").write_text('{"_id": "d", "title": "", "text": "the plan"}\n')
