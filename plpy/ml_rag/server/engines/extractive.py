@@ -96,10 +96,9 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """A sentence of a document; both are counted from 0."""
+    """A sentence of a document, which is counted from 0."""
 
     document: int
-    number: int
     text: str
     #: of the table that it is a row of, and of a header itself
     header: str = ""
@@ -242,11 +241,11 @@ def _sentences_of(documents: Sequence[str], asked: set[str]) -> list[Sentence]:
     seen: set[str] = set()
     sentences = []
     for place, text in enumerate(documents):
-        for number, (start, end, header) in enumerate(with_headers(text)):
+        for start, end, header in with_headers(text):
             above = text[slice(*header)] if header else ""
             is_header = header is not None and start < header[1]
-            sentence = Sentence(place, number, text[start:end], above, is_header)
-            if is_header and not (words_of(above) & asked and words_of(above) & asked <= words_of(first_cell(above))):
+            sentence = Sentence(place, text[start:end], above, is_header)
+            if is_header and not ((own := words_of(above) & asked) and own <= words_of(first_cell(above))):
                 continue
             if sentence.key not in seen:
                 seen.add(sentence.key)
