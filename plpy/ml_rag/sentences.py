@@ -31,7 +31,7 @@ ITEM = re.compile(r"#{1,6} |[-*+•] |\(?\d{1,3}[.)] |\|")
 CLOSED = ("#", "|")
 #: the rule below the header of a table, and lines that hold no letter or digit
 _NOTHING = re.compile(r"[\W_]*")
-#: the header of a table, with the rule below it, and the first line that is no row
+#: the header of a table with the rule below it; the first line after the rows
 _HEADER = re.compile(r"^[ \t]*(\|.{0,1000})\n[ \t]*\|(?=.*-)[ \t:|-]*\r?(?:\n|\Z)", re.MULTILINE)
 #: a cell that begins with a number, but for a year: such a row is none, as many tables have no header
 _VALUE = re.compile(r"\|\s*[-+€$£¥]?(?!(?:19|20)\d\d\s*(?:\||\Z))\d")
@@ -102,7 +102,7 @@ def with_headers(
 
 
 def first_cell(row: str) -> str:
-    """What a row is about. A header with all its words of a question there is a row, of a table that has no header."""
+    """What a row is about. If a header has all its words of a question there, its table probably has no header."""
     return row.split("|", 2)[1]
 
 

@@ -268,8 +268,8 @@ $$;
 CREATE FUNCTION ml_rag._next_row(INOUT portal refcursor, statement text, n bigint, OUT is_there boolean,
   OUT value text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the next row of a portal; null = of a statement, with n as $1. Under the search_path of the
--- statement, hence names with their schema
+-- purpose: the next row of a portal; portal null = open one for the statement, with n as $1. It runs under
+-- the search_path of the statement, hence names with their schema
 -- Its errors become short ones: PL/Python copies an error and makes one of Python's of it, and where a long
 -- one leaves too little memory for that, PostgreSQL jumps over Python's frames, and the process crashes.
 DECLARE

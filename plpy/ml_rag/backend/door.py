@@ -23,11 +23,11 @@ _HERE = os.path.join(os.path.dirname(__file__), "")
 
 
 def _decoded(error: UnicodeError) -> tuple[str | bytes, int]:
-    """What is decoded in place of bytes that are no UTF-8: a question mark for each, where PL/Python decodes for us.
+    """Question marks for bytes that are not valid UTF-8, if PL/Python decodes them for this package.
 
-    Any role can make texts that are none of the database's encoding, as errors of to_date cut a value amid a character;
-    and where that is not UTF-8, PL/Python takes the errors of statements for it nevertheless. Where it cannot decode,
-    it crashes, or jumps over Python's frames.
+    Any role can make a text that is not valid in the database's encoding: an error of to_date cuts a value within a
+    character. PL/Python also decodes errors as UTF-8 if the database has another encoding. If it cannot decode, it
+    crashes, or jumps over Python's frames.
     """
     # none: of arguments, before a function runs
     frame = sys._getframe().f_back

@@ -1,6 +1,6 @@
 """The passages of citations that answer a question: the sentences with most of its words, each weighted by rarity.
 
-The words part of the model ``extractive`` (0.75 of its first sentences hold a right answer, 0.79 with embeddings: see
+The words part of the model ``extractive`` (0.76 of its first sentences hold a right answer, 0.78 with embeddings: see
 docs/answers.md), without a model server. The sentence after a heading or a question gets what that one has, and each
 row of a table what the heading and the header above it have.
 """
@@ -25,7 +25,7 @@ def highlights(question: str, texts: Sequence[str], stops: Stops, pause: Pause) 
     unwanted = stops({word.text for word in words})
     asked = {word.stem for word in words if word.text not in unwanted} or {word.stem for word in words}
     found: list[list[tuple[int, int, set[str], int]]] = []
-    # of each table what stands above its rows, once for all of them, as it can be long; the first one is no table
+    # the words above the rows of each table, kept once, as they can be many; the first set is for other sentences
     above: list[set[str]] = [set()]
     left = LONGEST
     for whole in texts:

@@ -85,7 +85,7 @@ def protocol(connections: int = 0) -> type[asyncio.Protocol]:
             super().on_body(body)
             others: Any = self.connections
             while coming > BODIES:
-                # not the slowest: whoever keeps opening new ones could have those of others given up
+                # not the slowest: a client that keeps opening new ones could have those of others given up
                 largest = max(others, key=lambda one: one._coming)
                 largest._count(0)
                 largest.transport.abort()
