@@ -14,10 +14,27 @@ BEGIN
   IF pg_catalog.to_regrole('ml_rag_publisher') IS NULL THEN
     CREATE ROLE ml_rag_publisher NOLOGIN;
   END IF;
+  -- what handles rows and names of others with more than their rights runs as it, not as a superuser; nobody
+  -- else may
+  IF pg_catalog.to_regrole('ml_rag_internal') IS NULL THEN
+    CREATE ROLE ml_rag_internal NOLOGIN;
+  ELSIF EXISTS (
+    SELECT FROM pg_catalog.pg_roles AS r WHERE r.rolname = 'ml_rag_internal' AND (
+      r.rolcanlogin OR r.rolsuper OR r.rolcreaterole OR r.rolbypassrls OR r.rolreplication OR EXISTS (
+        SELECT FROM pg_catalog.pg_auth_members AS m WHERE m.roleid = r.oid))) THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'role "ml_rag_internal" is in use',
+      DETAIL = 'Functions of ml_rag run as it. It must have no members and no attributes, such as LOGIN.',
+      HINT = 'DROP ROLE ml_rag_internal, or REVOKE it from its members and take its attributes away.';
+  END IF;
+  -- ml_rag_internal.table_embedding has vectors
+  EXECUTE (SELECT pg_catalog.format('GRANT USAGE ON SCHEMA %I TO ml_rag_internal', n.nspname)
+    FROM pg_catalog.pg_extension AS e JOIN pg_catalog.pg_namespace AS n ON n.oid = e.extnamespace
+    WHERE e.extname = 'vector');
 END
 $$;
 -- who may load may also ask
 GRANT ml_rag_user TO ml_rag_loader;
+GRANT ml_rag_user TO ml_rag_internal;
 
 DO $do$
 DECLARE
@@ -53,6 +70,16 @@ BEGIN
   EXECUTE format('REVOKE ALL ON ALL SEQUENCES IN SCHEMA ml_rag, ml_rag_internal FROM %s', _others);
   EXECUTE format('REVOKE ALL ON ROUTINE %s FROM %s', array_to_string(_routines, ', '), _others);
 
+  ALTER FUNCTION ml_rag._keep_keywords() OWNER TO ml_rag_internal;
+  ALTER FUNCTION ml_rag._settle_keywords() OWNER TO ml_rag_internal;
+  ALTER FUNCTION ml_rag._read_as_owner() OWNER TO ml_rag_internal;
+  ALTER FUNCTION ml_rag._write_as_owner() OWNER TO ml_rag_internal;
+  GRANT SELECT, INSERT, UPDATE, DELETE ON ml_rag_internal.keyword_store, ml_rag_internal.keyword_row,
+    ml_rag_internal.keyword_new, ml_rag_internal.keyword_gone, ml_rag_internal.keyword_owed,
+    ml_rag_internal.keyword_run, ml_rag_internal.keyword_posting, ml_rag_internal.table_embedding
+    TO ml_rag_internal;
+  GRANT USAGE ON SEQUENCE ml_rag_internal.keyword_number TO ml_rag_internal;
+
   FOR _granted IN SELECT g.* FROM (VALUES
     -- the name of a routine stands for all its signatures
     -- of ml_rag_internal only the types of rows are of use to a caller
@@ -68,6 +95,8 @@ BEGIN
       'versions, measures, '
       'counted, latency, errors)', 'TABLE', 'evaluation_run'),
     ('ml_rag_user', 'SELECT, INSERT', 'TABLE', 'evaluation_question'),
+
+    ('ml_rag_internal', 'EXECUTE', 'ROUTINE', '_analyze_keywords _empty_keywords'),
 
     -- who may watch the whole server
     ('pg_read_all_stats', 'USAGE', 'SCHEMA', 'ml_rag'),

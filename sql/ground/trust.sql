@@ -385,6 +385,8 @@ BEGIN
     LEFT JOIN pg_operator AS o ON d.refclassid = 'pg_operator'::regclass AND o.oid = d.refobjid
     LEFT JOIN pg_type AS y ON d.refclassid = 'pg_type'::regclass AND y.oid = d.refobjid
     WHERE d.classid = 'pg_trigger'::regclass AND d.objid = t.oid AND coalesce(p.oid, o.oid, y.oid) IS NOT NULL
+      -- keyword/index
+      AND (p.pronamespace = 'ml_rag'::regnamespace AND p.proname = '_keep_keywords') IS NOT TRUE
     UNION ALL SELECT a.grantee, 'grant' FROM aclexplode(c.relacl) AS a
     WHERE a.privilege_type = 'TRIGGER' AND t.tgenabled <> 'A' AND (t.tgqual IS NOT NULL OR t.tgnargs > 0)
     -- of a role that may create triggers no more: what can run a statement, check a domain that a text or an

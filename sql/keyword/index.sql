@@ -43,6 +43,7 @@ DECLARE
   _long CONSTANT integer := 100000;
   _store oid;
   _index ml_rag_internal.keyword_store;
+  _configuration regconfig;
   _columns text;
   _old text;
   _new text;
@@ -224,10 +225,11 @@ BEGIN
       _n := ml_rag._python('index_cursor', jsonb_build_array(_store::bigint, _rows::text))::bigint;
     ELSE
       -- one by one, by statements that are planned once in a session
+      _configuration := ml_rag._configuration(_index.configuration);
       LOOP
         FETCH _rows INTO _row;
         EXIT WHEN NOT FOUND;
-        _found := ml_rag._words(_index.configuration::regconfig, _row.segment, _index.statistics = 'visible');
+        _found := ml_rag._words(_configuration, _row.segment, _index.statistics = 'visible');
         INSERT INTO ml_rag_internal.keyword_row (id, store, length, key, tokens, text_hash)
         VALUES (nextval('ml_rag_internal.keyword_number'), _store, _found.length, _row.key,
           CASE _index.statistics WHEN 'visible' THEN _found.tokens END, _row.text_hash)

@@ -272,6 +272,27 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._analyze_keywords(rows integer, postings integer) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path FROM CURRENT
+-- a table that another session is analyzing is skipped, with a warning
+SET client_min_messages = 'error'
+AS $$
+-- purpose: analyze the tables for which PostgreSQL has a tenth of the rows that were just added, or less
+-- When all indexes were dropped and their tables vacuumed, it has none, until autovacuum comes round again; a
+-- search would then read all rows of a store for each row that it looks for. Only their owner analyzes them.
+BEGIN
+  IF (SELECT c.reltuples < rows / 10 FROM pg_class AS c
+    WHERE c.oid = 'ml_rag_internal.keyword_row'::regclass) THEN
+    ANALYZE (SKIP_LOCKED) ml_rag_internal.keyword_row;
+  END IF;
+  IF (SELECT c.reltuples < postings / 10 FROM pg_class AS c
+    WHERE c.oid = 'ml_rag_internal.keyword_posting'::regclass) THEN
+    ANALYZE (SKIP_LOCKED) ml_rag_internal.keyword_posting;
+  END IF;
+END
+$$;
+
 CREATE FUNCTION ml_rag._empty_keywords(store oid) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: forget all rows of an index; waits for whoever merges it

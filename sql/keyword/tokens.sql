@@ -40,6 +40,25 @@ language: a code (en, pt-BR) or a name (english); null = default_text_search_con
 no configuration for, such as zh, ja or ko, = simple, with a warning where it looks like no code. Returns the
 name with its schema.$$;
 
+CREATE FUNCTION ml_rag._configuration(name text) RETURNS regconfig
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+-- purpose: the configuration of a name with its schema, which the role need not have USAGE on
+DECLARE
+  _parts text[] := parse_ident(name);
+  _found oid := (
+    SELECT c.oid FROM pg_ts_config AS c JOIN pg_namespace AS n ON n.oid = c.cfgnamespace
+    WHERE n.nspname = _parts[1] AND c.cfgname = _parts[2]);
+BEGIN
+  IF _found IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '42704',
+      MESSAGE = format('text search configuration "%s" does not exist', name),
+      DETAIL = 'A keyword index was made with it.',
+      HINT = 'Create it again, or rebuild the index with another: ml_rag.enable_keyword_search.';
+  END IF;
+  RETURN _found;
+END
+$$;
+
 CREATE FUNCTION ml_rag._lexemes(configuration regconfig, segment text) RETURNS TABLE (lexeme text, n bigint)
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 -- a word of more than 2 kB is left out, and that is no news to whoever writes a row

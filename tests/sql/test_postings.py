@@ -300,7 +300,7 @@ def test_errors_and_inner_functions_show_no_words(db: Database, owner: Connectio
 
 
 def test_the_trigger_functions_cannot_be_turned_against_their_owner(db: Database, owner: Connection) -> None:
-    """They run with the rights of the extension's owner: no code of the table's owner may run inside."""
+    """They run with the rights of ml_rag_internal: no code of the table's owner may run inside."""
     asker = db.connect("asker")
     owner.execute(sql.SQL("CREATE SCHEMA own AUTHORIZATION {}").format(sql.Identifier(db.role("asker"))))
     asker.execute("SET search_path = own, public")

@@ -179,6 +179,59 @@ def test_what_everybody_reads_of_an_index_is_bounded(
     assert owner.execute("SELECT FROM ml_rag_internal.keyword_store").fetchall() == []
 
 
+def test_an_index_is_written_with_the_rights_of_no_superuser(
+    db: Database, owner: Connection, attacker: Connection
+) -> None:
+    """Whatever a hole would let run there has the rights of a role that has nothing but the tables of the indexes."""
+    owner.execute("CREATE SCHEMA noted; GRANT USAGE ON SCHEMA noted TO PUBLIC; CREATE TABLE noted.role (name text)")
+    owner.execute("CREATE FUNCTION noted.note() RETURNS trigger LANGUAGE plpgsql SECURITY INVOKER AS"
+                  " $$ BEGIN INSERT INTO noted.role VALUES (current_user); RETURN NULL; END $$")  # fmt: skip
+    owner.execute("GRANT INSERT ON noted.role TO PUBLIC")
+    for name in ("store", "row", "new", "gone", "owed", "run", "posting"):
+        owner.execute("CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON ml_rag_internal."
+                      f"keyword_{name} FOR EACH STATEMENT EXECUTE FUNCTION noted.note()")  # fmt: skip
+    enable(attacker, "own.t")
+    attacker.execute("INSERT INTO own.t VALUES (2, 'dog')")
+    attacker.execute("INSERT INTO own.t SELECT i, 'word' FROM generate_series(3, 3000) AS i")
+    attacker.execute("WITH gone AS (DELETE FROM own.t WHERE id = 2) UPDATE own.t SET segment = 'x' WHERE id < 5")
+    attacker.execute("SELECT ml_rag.merge_keyword_index('own.t')")
+    attacker.execute("TRUNCATE own.t")
+    assert owner.execute("SELECT DISTINCT name FROM noted.role").fetchall() == [("ml_rag_internal",)]
+
+
+def test_that_role_is_nobody_elses(db: Database, owner: Connection) -> None:
+    role = sql.Identifier(db.role("asker"))
+    owner.execute("DROP EXTENSION ml_rag CASCADE")
+    for undo, do in (
+        (sql.SQL("REVOKE ml_rag_internal FROM {}").format(role), sql.SQL("GRANT ml_rag_internal TO {}").format(role)),
+        (sql.SQL("ALTER ROLE ml_rag_internal NOLOGIN"), sql.SQL("ALTER ROLE ml_rag_internal LOGIN")),
+    ):
+        owner.execute(do)  # roles are of the cluster
+        try:
+            with error("55000", 'role "ml_rag_internal" is in use'):
+                owner.execute("CREATE EXTENSION ml_rag")
+        finally:
+            owner.execute(undo)
+    owner.execute("CREATE EXTENSION ml_rag")
+
+
+def test_a_configuration_of_a_schema_that_only_the_owner_may_use_indexes_what_others_write(
+    db: Database, owner: Connection, attacker: Connection
+) -> None:
+    attacker.execute('CREATE TEXT SEARCH CONFIGURATION own."o\'wn" (COPY = pg_catalog.english)')
+    enable(attacker, "own.t", json.dumps({"text_search_configuration": 'own."o\'wn"'}))
+    attacker.execute("INSERT INTO own.t VALUES (2, 'dogs')")
+    indexed = "SELECT DISTINCT coalesce(tokens::text, words::text) FROM ml_rag_internal.keyword_new"
+    assert owner.execute(indexed).fetchall() == [("'dog':1",)]
+    attacker.execute("SELECT ml_rag.merge_keyword_index('own.t')")
+    attacker.execute("INSERT INTO own.t SELECT i, 'foxes' FROM generate_series(3, 1100) AS i")
+    terms = owner.execute("SELECT term FROM ml_rag_internal.keyword_posting WHERE store = 'own.t'::regclass")
+    assert {term for (term,) in terms} == {"fox", "dog"}
+    attacker.execute('DROP TEXT SEARCH CONFIGURATION own."o\'wn"')
+    with error("42704", "does not exist"):
+        attacker.execute("INSERT INTO own.t VALUES (2000, 'dogs')")
+
+
 @pytest.mark.parametrize("event", ["INSERT", "UPDATE", "DELETE"])
 def test_no_view_takes_the_place_of_the_rows_of_a_statement(attacker: Connection, event: str) -> None:
     enable(attacker, "own.t")
@@ -299,7 +352,7 @@ def test_nobody_writes_the_tables_by_statements_of_ones_own(owner: Connection, a
     granted = owner.execute(
         "SELECT c.relname, a.grantee::regrole::text FROM pg_class AS c, aclexplode(c.relacl) AS a"
         " WHERE c.relnamespace = 'ml_rag_internal'::regnamespace AND c.relname LIKE 'keyword\\_%'"
-        " AND c.relname <> 'keyword_index' AND a.grantee <> c.relowner"
+        " AND c.relname <> 'keyword_index' AND a.grantee NOT IN (c.relowner, 'ml_rag_internal'::regrole)"
     ).fetchall()
     assert granted == []
 

@@ -158,7 +158,7 @@ def _interrupt(plpy: Any) -> None:
 @contextlib.contextmanager
 def _apart(plpy: Any) -> Iterator[ModelServer]:
     """A connection for whoever watches: that of the session may be in the middle of a reply, where a trigger asks. The
-    address is read with the rights of the extension's owner, since who may watch need not have a right to ask."""
+    address is read with the rights of ``ml_rag_internal``, since who may watch need not have a right to ask."""
     apart = ModelServer(_rights.as_owner(plpy, lambda: _address(plpy)), functools.partial(_interrupt, plpy))
     try:
         yield apart
@@ -533,7 +533,7 @@ def keyword_statistics(plpy: Any, store: int, segment: str, key: list[str], term
 
 
 def run_handed() -> None:
-    """What ``rights.as_owner`` holds ready; for the functions that have the rights of the extension's owner."""
+    """What ``rights.as_owner`` holds ready; for the functions that have the rights of ``ml_rag_internal``."""
     _rights.run_handed()
 
 
@@ -551,14 +551,14 @@ def drop_keyword_index(plpy: Any, store: int) -> None:
 
 @door
 def index_cursor(plpy: Any, store: int, rows: str) -> int:
-    """Index the rows (key, segment) of an open cursor; for the triggers, which have the owner's rights."""
+    """Index the rows (key, segment) of an open cursor; for the triggers, which run as ``ml_rag_internal``."""
     added: int = keyword("runs").add_from_cursor(plpy, store, rows)
     return added
 
 
 @door
 def merge_keywords(plpy: Any, store: int, thorough: bool) -> None:
-    """Fold what waits in a keyword index into its runs; for the triggers, which have the owner's rights."""
+    """Fold what waits in a keyword index into its runs; for the triggers, which run as ``ml_rag_internal``."""
     keyword("runs").merge(plpy, store, thorough)
 
 

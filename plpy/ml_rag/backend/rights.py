@@ -1,4 +1,4 @@
-"""Run a piece of this package with the rights of the extension's owner.
+"""Run a piece of this package with the rights of ml_rag_internal, the role of the keyword indexes.
 
 The tables of the keyword indexes are closed to all others. What reads them for a caller cannot be a view: EXPLAIN
 shows how many rows its scans had, with conditions of the caller's pushed into them. Nor can it be a function with
@@ -24,7 +24,7 @@ _handed: Callable[[], None] | None = None
 
 
 def as_owner(plpy: Any, work: Callable[[], R], *, writes: bool = False) -> R:
-    """What ``work`` returns or raises, run with the rights of the extension's owner.
+    """What ``work`` returns or raises, run with the rights of ``ml_rag_internal``.
 
     It must run no code of the caller's: no statement on tables but those of the extension, no cursor that the caller
     opened. Where it does not write, its statements see what the statement of the caller sees, else each its own moment.

@@ -71,7 +71,12 @@ _STATEMENTS = {
         " FROM pg_catalog.jsonb_populate_record(NULL::ml_rag_internal.keyword_store, $1) AS i",
         "jsonb",
     ),
-    "index": ("SELECT configuration, statistics FROM ml_rag_internal.keyword_store WHERE store = $1", "oid"),
+    # by its OID, as by its name it is found only where its schema may be used
+    "index": (
+        "SELECT ml_rag._configuration(configuration)::oid::text AS configuration, statistics"
+        " FROM ml_rag_internal.keyword_store WHERE store = $1",
+        "oid",
+    ),
     # their ids, 8 bytes each, big-endian
     "add rows": (
         "WITH added AS (INSERT INTO ml_rag_internal.keyword_row (id, store, length, key, tokens, text_hash)"
@@ -112,15 +117,7 @@ _STATEMENTS = {
     "run postings": ("SELECT term, run, postings FROM ml_rag_internal.keyword_posting WHERE run = ANY ($1)", "int8[]"),
     "drop postings": ("DELETE FROM ml_rag_internal.keyword_posting WHERE run = ANY ($1)", "int8[]"),
     "drop runs": ("DELETE FROM ml_rag_internal.keyword_run WHERE run = ANY ($1)", "int8[]"),
-    "misjudged": (
-        "SELECT t.name FROM (VALUES ('ml_rag_internal.keyword_row', $1), ('ml_rag_internal.keyword_posting', $2))"
-        " AS t (name, rows) JOIN pg_class AS c ON c.oid = t.name::regclass WHERE c.reltuples < t.rows / 10",
-        *("int4", "int4"),
-    ),
-    "messages": (
-        "SELECT current_setting('client_min_messages') AS former, set_config('client_min_messages', $1, true)",
-        "text",
-    ),
+    "analyze": ("SELECT ml_rag._analyze_keywords($1, $2)", "int4", "int4"),
 }
 
 
@@ -240,21 +237,7 @@ def _write_run(plpy: Any, store: int, ids: Ints, lengths: Ints, postings: _Posti
         chosen = slice(start, start + _PORTION)
         _run(plpy, "add postings", run, store, names[chosen], values[chosen])
     if len(ids) >= _MANY_ROWS:
-        _analyze(plpy, len(ids), len(names))
-
-
-def _analyze(plpy: Any, rows: int, postings: int) -> None:
-    """Analyze the tables for which PostgreSQL has a tenth of the rows that were just added, or less.
-
-    When all indexes were dropped and their tables vacuumed, it has none, until autovacuum comes round again; a search
-    would then read all rows of a store for each row that it looks for.
-    """
-    names = [row["name"] for row in _run(plpy, "misjudged", rows, postings)]
-    if names:
-        # a table that another session is analyzing is skipped, with a warning
-        former = _run(plpy, "messages", "error")[0]["former"]
-        plpy.execute(f"ANALYZE (SKIP_LOCKED) {', '.join(names)}")
-        _run(plpy, "messages", former)
+        _run(plpy, "analyze", len(ids), len(names))
 
 
 class RunWriter:
@@ -301,8 +284,8 @@ class _Indexer:
         self._writer = RunWriter(plpy, store)
 
     def add(self, rows: list[Any]) -> Callable[[], None]:
-        """Find the tokens of rows (key, segment, text_hash), with the caller's rights; what then writes them, with the
-        owner's."""
+        """Find the tokens of rows (key, segment, text_hash), with the caller's rights; what then writes them, with
+        those of ``ml_rag_internal``."""
         keys, segments = [row["key"] for row in rows], [row["segment"] for row in rows]
         hashes = [row["text_hash"] for row in rows]
         if self._keeps_tokens:
@@ -319,7 +302,7 @@ class _Indexer:
         return write
 
     def end(self) -> None:
-        """Write what is left; with the owner's rights."""
+        """Write what is left; with the rights of ``ml_rag_internal``."""
         self._writer.write()
 
 
@@ -344,7 +327,7 @@ def _portions(fetch: Callable[[int], Sequence[Any]]) -> Iterator[list[Any]]:
 def build(plpy: Any, index: dict[str, Any], call: int | None) -> None:
     """Make the index of a table of the caller's (a row of ml_rag_internal.keyword_store), in place of the one there is.
 
-    The caller reads its table, and what comes of that is written with the rights of the extension's owner.
+    The caller reads its table, and what comes of that is written with those of ``ml_rag_internal``.
     """
     store = check_owner(plpy, index["store"])
     description = json.dumps(index)
@@ -380,7 +363,7 @@ def merge_own(plpy: Any, store: int) -> None:
 
 
 def add_from_cursor(plpy: Any, store: int, cursor: str) -> int:
-    """Put the rows (key, segment, text_hash) of an open cursor into an index, with its owner's rights; how many."""
+    """Put the rows (key, segment, text_hash) of an open cursor into an index, as ``ml_rag_internal``; how many."""
     index = _run(plpy, "index", store)[0]
     indexer = _Indexer(plpy, store, index["configuration"], index["statistics"])
     name = plpy.quote_ident(cursor)
