@@ -26,10 +26,6 @@ BEGIN
       DETAIL = 'Functions of ml_rag run as it. It must have no members and no attributes, such as LOGIN.',
       HINT = 'DROP ROLE ml_rag_internal, or REVOKE it from its members and take its attributes away.';
   END IF;
-  -- ml_rag_internal.table_embedding has vectors
-  EXECUTE (SELECT pg_catalog.format('GRANT USAGE ON SCHEMA %I TO ml_rag_internal', n.nspname)
-    FROM pg_catalog.pg_extension AS e JOIN pg_catalog.pg_namespace AS n ON n.oid = e.extnamespace
-    WHERE e.extname = 'vector');
 END
 $$;
 -- who may load may also ask
@@ -61,6 +57,7 @@ DECLARE
   _inner text := (SELECT string_agg(DISTINCT p.proname, ' ') FROM pg_proc AS p
     WHERE p.oid = ANY (_routines) AND p.proname ~ '^_' AND NOT p.prosecdef
       AND p.proname <> ALL (_owner || _loader));
+  _vector oid := (SELECT e.extnamespace FROM pg_extension AS e WHERE e.extname = 'vector');
   _granted record;
   _names text[];
   _objects text[];
@@ -79,6 +76,10 @@ BEGIN
     ml_rag_internal.keyword_run, ml_rag_internal.keyword_posting, ml_rag_internal.table_embedding
     TO ml_rag_internal;
   GRANT USAGE ON SEQUENCE ml_rag_internal.keyword_number TO ml_rag_internal;
+  -- of pgvector, for ml_rag_internal.table_embedding; public is everybody's
+  IF NOT has_schema_privilege('ml_rag_internal', _vector, 'USAGE') THEN
+    EXECUTE format('GRANT USAGE ON SCHEMA %s TO ml_rag_internal', _vector::regnamespace);
+  END IF;
 
   FOR _granted IN SELECT g.* FROM (VALUES
     -- the name of a routine stands for all its signatures
