@@ -68,13 +68,16 @@ BEGIN
   EXECUTE format('REVOKE ALL ON ROUTINE %s FROM %s', array_to_string(_routines, ', '), _others);
 
   ALTER FUNCTION ml_rag._keep_keywords() OWNER TO ml_rag_internal;
-  ALTER FUNCTION ml_rag._settle_keywords() OWNER TO ml_rag_internal;
+  ALTER FUNCTION ml_rag._keep_tables() OWNER TO ml_rag_internal;
   ALTER FUNCTION ml_rag._read_as_owner() OWNER TO ml_rag_internal;
+  ALTER FUNCTION ml_rag._refuse_policies() OWNER TO ml_rag_internal;
+  ALTER FUNCTION ml_rag._settle_keywords() OWNER TO ml_rag_internal;
   ALTER FUNCTION ml_rag._write_as_owner() OWNER TO ml_rag_internal;
+  ALTER FUNCTION ml_rag._write_preset(text, jsonb, text) OWNER TO ml_rag_internal;
   GRANT SELECT, INSERT, UPDATE, DELETE ON ml_rag_internal.keyword_store, ml_rag_internal.keyword_row,
     ml_rag_internal.keyword_new, ml_rag_internal.keyword_gone, ml_rag_internal.keyword_owed,
-    ml_rag_internal.keyword_run, ml_rag_internal.keyword_posting, ml_rag_internal.table_embedding
-    TO ml_rag_internal;
+    ml_rag_internal.keyword_run, ml_rag_internal.keyword_posting, ml_rag_internal.table_embedding,
+    ml_rag_internal.preset TO ml_rag_internal;
   GRANT USAGE ON SEQUENCE ml_rag_internal.keyword_number TO ml_rag_internal;
   -- of pgvector, for ml_rag_internal.table_embedding; public is everybody's
   IF NOT has_schema_privilege('ml_rag_internal', _vector, 'USAGE') THEN
