@@ -69,12 +69,13 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 DECLARE
   _n integer;
 BEGIN
+  -- as arrays: of the table one row is expected, and a join would read all failures for each of them
   UPDATE ml_rag.vectorizer_error AS e SET attempts = 0
-  WHERE e.relation = _note_failures.relation AND e.key IN (
+  WHERE e.relation = _note_failures.relation AND e.key = ANY (ARRAY(
     SELECT n.key FROM ml_rag.vectorizer_error AS n
-    WHERE n.relation = _note_failures.relation AND n.key IN (
-      SELECT ml_rag._error_key(u.key) FROM unnest(keys, errors) AS u (key, error) WHERE u.error IS NULL)
-    FOR UPDATE SKIP LOCKED);
+    WHERE n.relation = _note_failures.relation AND n.key = ANY (ARRAY(
+      SELECT ml_rag._error_key(u.key) FROM unnest(keys, errors) AS u (key, error) WHERE u.error IS NULL))
+    FOR UPDATE SKIP LOCKED));
   INSERT INTO ml_rag.vectorizer_error AS e (relation, key, attempts, sqlstate, message, detail, failed_at,
     next_attempt, text_hash)
   SELECT _note_failures.relation, ml_rag._error_key(u.key), 1, u.error ->> 'sqlstate', u.error ->> 'message',

@@ -400,6 +400,36 @@ def test_a_lost_model_server_ends_the_run_and_no_row_is_blamed(items: Connection
     assert run(items)["embedded"] == 1
 
 
+@pytest.mark.parametrize("mode", ["deferred", "immediate"])
+def test_rows_that_failed_are_not_read_for_each_other(owner: Connection, db: Database, mode: str) -> None:
+    """One role's INSERT of many would hold up the worker, and whoever writes the table."""
+    n = 2000
+    owner.execute("GRANT CREATE ON SCHEMA public TO ml_rag_user")
+    asker = db.connect("asker")  # to whom policies apply
+    asker.execute("CREATE TABLE empty (id integer PRIMARY KEY, body text)")
+    create(asker, "empty", "body", mode=mode)
+
+    def read() -> int:
+        asker.execute("SELECT pg_stat_force_next_flush()")
+        rows: int = value_of(
+            owner,
+            "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_all_tables"
+            " WHERE relid = 'ml_rag.vectorizer_error'::regclass",
+        )
+        return rows
+
+    asker.execute("INSERT INTO empty SELECT i, ' ' FROM generate_series(1, %s) AS i", (n,))
+    asker.execute("INSERT INTO empty VALUES (0, 'good')")
+    run(asker, "empty")
+    assert (pending(asker, "empty"), len(failures(asker))) == (0, n)
+    assert read() < 50 * n
+    asker.execute("DELETE FROM empty WHERE id > 0")
+    before = read()
+    run(asker, "empty")
+    assert failures(asker) == []
+    assert read() - before < 10 * n
+
+
 @pytest.mark.parametrize("kept", ["NULL", "OLD"])
 def test_a_trigger_that_keeps_rows_as_they_are(items: Connection, models: ModelsServer, kept: str) -> None:
     items.execute(

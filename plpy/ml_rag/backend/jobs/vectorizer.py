@@ -187,10 +187,10 @@ class Vectorizer(Column):
             "WITH unfit AS MATERIALIZED (SELECT n.key FROM ml_rag.vectorizer_error AS n"
             " WHERE n.relation = ($1 ->> 'relation')::oid"
             f" EXCEPT SELECT ml_rag._error_key({key}) FROM {table} AS t WHERE t.segment_embedding IS NULL),"
-            " gone AS (UPDATE ml_rag.vectorizer_error AS e SET attempts = 0"
-            " WHERE e.relation = ($1 ->> 'relation')::oid AND e.key IN (SELECT n.key FROM ml_rag.vectorizer_error AS n"
-            " WHERE n.relation = ($1 ->> 'relation')::oid AND n.key IN (SELECT u.key FROM unfit AS u)"
-            " FOR UPDATE SKIP LOCKED) RETURNING 1) SELECT to_json(count(*)) FROM gone",
+            " gone AS (UPDATE ml_rag.vectorizer_error AS e SET attempts = 0 WHERE e.relation = ($1 ->> 'relation')::oid"
+            " AND e.key = ANY (ARRAY(SELECT n.key FROM ml_rag.vectorizer_error AS n WHERE n.relation"
+            " = ($1 ->> 'relation')::oid AND n.key = ANY (ARRAY(SELECT u.key FROM unfit AS u)) FOR UPDATE SKIP LOCKED))"
+            " RETURNING 1) SELECT to_json(count(*)) FROM gone",
             relation=self._job["relation"],
         )
         if self._batches != 0 and self._embedded and self._job["index_method"] is not None:
