@@ -7,11 +7,10 @@ BEGIN
   IF coalesce(jsonb_typeof(options), 'null') NOT IN ('object', 'null') THEN
     PERFORM ml_rag.parse_options('ml_rag_chat', options);
   END IF;
-  SELECT coalesce(jsonb_object_agg(o.key, o.value) FILTER (WHERE k.name IS NOT NULL), '{}'),
-    coalesce(jsonb_object_agg(o.key, o.value) FILTER (WHERE k.name IS NULL), '{}')
-  INTO own, rag
-  FROM jsonb_each(nullif(options, 'null')) AS o
-  LEFT JOIN ml_rag.option AS k ON k.routine = 'ml_rag_chat' AND k.name = o.key;
+  options := coalesce(nullif(options, 'null'), '{}');
+  rag := options
+    - ARRAY(SELECT o.name FROM ml_rag.option AS o WHERE o.routine = 'ml_rag_chat' ORDER BY o.name);
+  own := options - ARRAY(SELECT jsonb_object_keys(rag));
   -- what is spelt like one of these is not one of ml_rag
   PERFORM ml_rag._unknown_option('ml_rag_chat', r.key) FROM jsonb_object_keys(rag) AS r (key)
   WHERE length(r.key) > 3 AND NOT EXISTS (SELECT FROM ml_rag.option AS o

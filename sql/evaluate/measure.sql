@@ -15,11 +15,12 @@ BEGIN
   _items := CASE
     WHEN jsonb_typeof(value) = 'array' THEN value
     WHEN jsonb_typeof(value) <> 'object' OR value ? 'document' THEN jsonb_build_array(value)
-    ELSE (SELECT coalesce(jsonb_agg(jsonb_build_object('document', e.key, 'grade', e.value)), '[]')
+    -- json: jsonb_agg takes a time that grows with the square of the texts in a value, uncancelled
+    ELSE (SELECT coalesce(json_agg(jsonb_build_object('document', e.key, 'grade', e.value))::jsonb, '[]')
           FROM jsonb_each(value) AS e)
   END;
-  _items := (SELECT coalesce(jsonb_agg(CASE jsonb_typeof(i) WHEN 'object' THEN i
-                                       ELSE jsonb_build_object('document', i) END), '[]')
+  _items := (SELECT coalesce(json_agg(CASE jsonb_typeof(i) WHEN 'object' THEN i
+                                      ELSE jsonb_build_object('document', i) END)::jsonb, '[]')
              FROM jsonb_array_elements(_items) AS i);
   IF EXISTS (
     SELECT FROM jsonb_array_elements(_items) AS i
@@ -32,7 +33,7 @@ BEGIN
         'of the metadata.'));
   END IF;
   RETURN (
-    SELECT coalesce(jsonb_agg(to_jsonb(g) ORDER BY g.document, g.metadata), '[]') FROM (
+    SELECT coalesce(json_agg(to_jsonb(g) ORDER BY g.document, g.metadata)::jsonb, '[]') FROM (
       SELECT i ->> 'document' AS document, max(coalesce((i ->> 'grade')::float8, 1)) AS grade,
         i - '{document,grade}'::text[] AS metadata
       FROM jsonb_array_elements(_items) AS i GROUP BY 1, 3) AS g

@@ -33,7 +33,8 @@ BEGIN
     _query := pg_catalog.format('TABLE %s', ml_rag._full_name(_relation));
   END IF;
   _query := pg_catalog.format(
-    E'SELECT pg_catalog.jsonb_agg(pg_catalog.to_jsonb("a row".*)) FROM (\n%s\n) AS "a row"', _query);
+    E'SELECT pg_catalog.json_agg(pg_catalog.to_jsonb("a row".*))::pg_catalog.jsonb FROM (\n%s\n) AS "a row"',
+    _query);
   BEGIN
     PERFORM pg_catalog.set_config('search_path', path, true);
     PERFORM pg_catalog.set_config('transaction_read_only', 'on', true);
@@ -129,7 +130,7 @@ BEGIN
         'SELECT title AS question, answerable FROM ….'
         ELSE 'Name your columns in "columns", such as {"question": "text"}.' END));
   END IF;
-  SELECT jsonb_agg(to_jsonb(q) ORDER BY q.place) INTO _questions
+  SELECT json_agg(to_jsonb(q) ORDER BY q.place)::jsonb INTO _questions
   FROM (
     SELECT r.place, coalesce(r.value ->> (columns ->> 'id'), r.place::text) AS id,
       r.value ->> (columns ->> 'question') AS question,

@@ -121,7 +121,7 @@ BEGIN
           format('The key of that name is written "/%s".', _key));
       END IF;
       _parts := array_append(_parts, jsonb_build_object(_key, (
-        SELECT coalesce(jsonb_agg(ml_rag._filter_tree(m, level + 1)), '[]')
+        SELECT coalesce(json_agg(ml_rag._filter_tree(m, level + 1))::jsonb, '[]')
         FROM jsonb_array_elements(_value) AS m)));
     ELSIF _key = 'not' THEN
       _parts := array_append(_parts, jsonb_build_object('not', ml_rag._filter_tree(_value, level + 1)));

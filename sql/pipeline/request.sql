@@ -232,13 +232,14 @@ BEGIN
   END IF;
   IF (_parsed -> 'explain')::boolean THEN
     _parsed := _parsed || jsonb_build_object('option_levels', (
-      SELECT jsonb_object_agg(p.key, jsonb_build_object('value', p.value, 'from', coalesce((
+      -- as in _lay_over_filters
+      SELECT json_object_agg(p.key, jsonb_build_object('value', p.value, 'from', coalesce((
           SELECT string_agg(g.level, ', ' ORDER BY g.place DESC)
           FROM (SELECT l.level, l.place FROM (
               SELECT v.level, v.given, v.ordinality AS place FROM ml_rag._levels($1) WITH ORDINALITY AS v
               UNION ALL SELECT 'call', $1, 9) AS l
             WHERE l.given ? p.key ORDER BY l.place DESC
-            LIMIT CASE jsonb_typeof(p.value) WHEN 'object' THEN 9 ELSE 1 END) AS g), 'built in')))
+            LIMIT CASE jsonb_typeof(p.value) WHEN 'object' THEN 9 ELSE 1 END) AS g), 'built in')))::jsonb
       FROM jsonb_each(_parsed - '{query_embedding,preset}'::text[]) AS p));
   END IF;
   RETURN _parsed;

@@ -6,6 +6,7 @@ An option that the contract does not name needs no line here: tests/sql/test_par
 from __future__ import annotations
 
 import math
+import time
 from decimal import Decimal
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from support.cluster import Connection
 from support.metrics import METRICS
+from support.stores import create_store
 
 INF = math.inf
 
@@ -159,3 +161,23 @@ def test_every_option_belongs_to_a_routine_or_to_an_object_among_options(module_
 def test_a_record_that_lacks_what_it_needs_is_refused(module_owner: Connection, record: str) -> None:
     with pytest.raises((psycopg.IntegrityError, psycopg.errors.InvalidParameterValue)):
         module_owner.execute("SELECT ml_rag._add_options('ml_rag', %s)", (record,))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "SELECT ml_rag_search('q', jsonb_build_object('vector_store', {many}))",
+        "SELECT ml_rag_chat('q', jsonb_build_object('document_name', {many}))",
+        "SELECT ml_rag_answer('q', jsonb_build_object('document_name', {many}, 'explain', true))",
+        "SELECT ml_rag_evaluate('SELECT 1 AS id, ''q'' AS question, {many} AS documents')",
+    ],
+)
+def test_hundreds_of_thousands_of_texts_keep_no_cancel_waiting(owner: Connection, call: str) -> None:
+    """jsonb_agg and jsonb_object_agg take a time that grows with the square of the texts in a value, uncancelled."""
+    create_store(owner, "docs", [("a", 1, 1, "s", (1, 0, 0))])
+    many = "(SELECT array_to_json(array_agg(concat($$x$$, g)))::jsonb FROM generate_series(1, 400000) AS g)"
+    owner.execute("SET statement_timeout = '1s'")
+    began = time.monotonic()
+    with pytest.raises(psycopg.Error):
+        owner.execute(call.format(many=many).encode())
+    assert time.monotonic() - began < 8

@@ -49,8 +49,8 @@ _run = Statements(
             " FROM ml_rag._ask_arm(jsonb_populate_record(NULL::ml_rag.store, $1),"
             " ARRAY(SELECT s::regclass FROM jsonb_array_elements_text($2) AS s), "
             # of the options those that say which rows count, and settings of an index
-            "jsonb_set($3, '{request,options}', (SELECT coalesce(jsonb_object_agg(o.key, o.value), '{}')"
-            " FROM jsonb_each($5) AS o WHERE o.key = ANY ($8))),"
+            "jsonb_set($3, '{request,options}',"
+            " $5 - ARRAY(SELECT k FROM jsonb_object_keys($5) AS k WHERE k <> ALL ($8))),"
             " $4) AS a",
             *("jsonb", "jsonb", "jsonb", "int4", "jsonb", "text", "int4", "text[]"),
         ),
