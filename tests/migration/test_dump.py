@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from psycopg import sql
 
 from support import content, objects
 from support.cluster import Cluster, Connection, Database
-from support.extension import VERSIONS, data, install
+from support.extension import ROOT, VERSIONS, data, install
 from support.keywords import assert_exact
 from support.planting import BROKEN
 from support.programs import dump, restore
@@ -205,6 +206,25 @@ def test_no_row_of_a_keyword_index_keeps_others_from_being_restored(cluster: Clu
     finally:
         database.close()
         cluster.execute("DROP DATABASE {} WITH (FORCE)", name)
+
+
+@pytest.mark.parametrize("left_out", [("-N", "theirs"), ("-T", "theirs.docs")])
+def test_a_dump_without_some_indexed_tables(
+    db: Database, cluster: Cluster, left_out: tuple[str, str], tmp_path: Path
+) -> None:
+    (option,) = re.findall(r"`(--exclude-table-data=)'(.*?)'`", (ROOT / "docs/operations.md").read_text())
+    owner = db.connect()
+    owner.execute("CREATE SCHEMA theirs")
+    for schema in ("public", "theirs"):
+        owner.execute(f"CREATE TABLE {schema}.docs (id integer PRIMARY KEY, segment text)".encode())
+        owner.execute("SELECT ml_rag.enable_keyword_search(%s)", (f"{schema}.docs",))
+    dump(db, "custom", tmp_path / "dump", *left_out, "".join(option))
+    with cluster.database("template0") as other:
+        restore(other, "custom", tmp_path / "dump")
+        restored = other.connect()
+        restored.execute("SELECT ml_rag.enable_keyword_search('docs')")
+        restored.execute("INSERT INTO docs VALUES (1, 'copper')")
+        assert restored.execute("SELECT store::text FROM ml_rag.keyword_index").fetchall() == [("docs",)]
 
 
 def test_schema_and_data_apart(source: Source, target: Database, tmp_path: Path) -> None:
