@@ -239,10 +239,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- one key are in one partition.
 -- Reads: the catalog
 BEGIN
-  IF ml_rag._has_key(store, key) THEN
-    RETURN true;
-  END IF;
-  RETURN coalesce((
+  RETURN ml_rag._has_key(store, key) OR coalesce((
     SELECT bool_and(CASE c.relkind WHEN 'r' THEN ml_rag._has_key(c.oid, key) WHEN 'p' THEN NOT EXISTS (
       SELECT FROM pg_partitioned_table AS t CROSS JOIN unnest(t.partattrs::smallint[]) AS u (attnum)
       LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = u.attnum AND a.attname = ANY (key)

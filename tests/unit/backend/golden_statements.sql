@@ -219,7 +219,7 @@ WITH keyword_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, NULL::float8 AS distance
     FROM unnest($1, $2) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
-    WHERE t."segment" IS NOT NULL) AS s
+    WHERE t."segment" IS NOT NULL OFFSET 0) AS s
 ),
 keyword AS (
   SELECT *, row_number() OVER () AS place FROM (
@@ -259,7 +259,7 @@ keyword_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
-    WHERE t."segment" IS NOT NULL) AS s
+    WHERE t."segment" IS NOT NULL OFFSET 0) AS s
 ),
 keyword AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
@@ -324,7 +324,7 @@ keyword_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<->) $1 AS distance
     FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
-    WHERE t."segment" IS NOT NULL) AS s
+    WHERE t."segment" IS NOT NULL OFFSET 0) AS s
 ),
 keyword AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
@@ -385,7 +385,7 @@ keyword_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
-    WHERE t."segment" IS NOT NULL) AS s
+    WHERE t."segment" IS NOT NULL OFFSET 0) AS s
 ),
 keyword AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
@@ -463,7 +463,7 @@ arm3_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($3, $4) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
-    WHERE t."segment" IS NOT NULL) AS s
+    WHERE t."segment" IS NOT NULL OFFSET 0) AS s
 ),
 arm3 AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
@@ -526,7 +526,7 @@ arm2_found AS (
   SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
-    WHERE t."segment" IS NOT NULL) AS s
+    WHERE t."segment" IS NOT NULL OFFSET 0) AS s
 ),
 arm2 AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
@@ -582,7 +582,7 @@ part1keyword_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
-    WHERE t."segment" IS NOT NULL) AS s
+    WHERE t."segment" IS NOT NULL OFFSET 0) AS s
 ),
 part1keyword AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
@@ -605,7 +605,7 @@ part2keyword_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($5, $6) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
-    WHERE t."segment" IS NOT NULL) AS s
+    WHERE t."segment" IS NOT NULL OFFSET 0) AS s
 ),
 part2keyword AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
@@ -678,12 +678,12 @@ keyword_found AS (
   SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
-    WHERE t."segment" IS NOT NULL) AS s
+    WHERE t."segment" IS NOT NULL OFFSET 0) AS s
   UNION ALL
   SELECT 2 AS store, md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5(s.document::text), '-'), coalesce(s.segment_number::text, '-'), md5(s.segment), row_number() OVER (PARTITION BY s.document_name, s.document::text, s.segment_number, s.segment ORDER BY s.score DESC))) AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($4, $5) AS w (key, score) JOIN public.kept AS t ON t."id" = (w.key::text[])[1]::uuid
-    WHERE t."segment" IS NOT NULL) AS s
+    WHERE t."segment" IS NOT NULL OFFSET 0) AS s
 ),
 keyword AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
@@ -772,7 +772,7 @@ keyword_found AS (
   SELECT 2 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, NULL::float8 AS distance
     FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
-    WHERE t."segment" IS NOT NULL) AS s
+    WHERE t."segment" IS NOT NULL OFFSET 0) AS s
 ),
 keyword AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
@@ -839,7 +839,7 @@ keyword_found AS (
   SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($3, $4) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
-    WHERE t."segment" IS NOT NULL) AS s
+    WHERE t."segment" IS NOT NULL OFFSET 0) AS s
   UNION ALL
   SELECT 2 AS store, coalesce(s.row_key, md5(concat_ws('|', coalesce(md5(s.document_name), '-'), coalesce(md5(s.document_key), '-'), coalesce(s.segment_number::text, '-'), md5(s.segment), row_number() OVER (PARTITION BY s.document_name, s.document_key, s.segment_number, s.segment ORDER BY s.place)))) AS row_key, s.document_name, s.document_id, s.document_key, s.segment_number, s.segment, s.metadata, s.keyword_score AS score, round(s.distance, 4) AS distance
   FROM ROWS FROM (jsonb_to_recordset($5) AS (vector_store text, document_name text, document_id bigint, document_key text, segment_number bigint, segment text, distance numeric, metadata jsonb, keyword_score float8, score float8, row_key text)) WITH ORDINALITY AS s (vector_store, document_name, document_id, document_key, segment_number, segment, distance, metadata, keyword_score, score, row_key, place)
@@ -1079,7 +1079,7 @@ keyword_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, w.score, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
     FROM unnest($2, $3) AS w (key, score) JOIN ONLY public.handbook AS t ON t."document_id" = (w.key::text[])[1]::bigint AND t."segment_number" = (w.key::text[])[2]::integer
-    WHERE t."segment" IS NOT NULL) AS s
+    WHERE t."segment" IS NOT NULL OFFSET 0) AS s
 ),
 keyword AS (
   SELECT *, row_number() OVER () AS place, score AS value FROM (
