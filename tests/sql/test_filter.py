@@ -456,6 +456,23 @@ def test_rows_without_a_vector_count_where_words_are_searched(owner: Connection)
         assert rows_read() - before < 5000
 
 
+def test_rows_that_pass_are_read_once_for_words(owner: Connection) -> None:
+    """Those that pass are not counted before their keys are read."""
+    create_store(owner)
+    owner.execute(
+        "INSERT INTO docs SELECT 'd', '{}', i, i % 100, 'birch', '[1,0,0]' FROM generate_series(1, 3000) AS i;"
+        "SELECT ml_rag.enable_keyword_search('docs'); ANALYZE docs"
+    )
+    count = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'docs'"
+    with owner.transaction():
+        before = owner.execute(count).fetchone()
+        assert len(by_words(owner, "birch", 3, filters={"segment_number": 1})) == 3
+        after = owner.execute(count).fetchone()
+    assert before is not None and after is not None
+    # all are equally good: once for their keys, once as candidates
+    assert after[0] - before[0] == 2 * 30
+
+
 @pytest.mark.parametrize("rows", [3000, 12_000], ids=["counted", "sampled"])
 def test_the_best_words_of_many_rows_that_pass(owner: Connection, rows: int) -> None:
     """Where many rows pass, the best of all are read first, and those that pass one by one only where that does not

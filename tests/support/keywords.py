@@ -23,7 +23,7 @@ MOST_CITED = 100
 #: what a role gets of the word index of a table, whatever it says of the index and asks for: public.keyword_scores
 SCORES = """
 CREATE FUNCTION public.keyword_scores(store oid, segment name, key name[], terms text[], weights integer[], n integer,
-  row_keys text[] DEFAULT NULL, OUT keys text[], OUT scores float8[])
+  row_keys text DEFAULT NULL, OUT keys text[], OUT scores float8[])
 LANGUAGE plpython3u STABLE SET search_path = pg_catalog, ml_rag, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 plpy.execute("SELECT ml_rag._load_backend()")
 words = GD["ml_rag"].keyword()

@@ -30,8 +30,6 @@ Portion = tuple[str, int]
 #: of an index: rows, tokens of all of them, and in how many rows each of the terms stands
 Corpus = tuple[int, int, list[int]]
 
-#: rows that pass a filter, the keys of which are looked up: more take longer than scores of all
-_PASSING = 10_000
 #: rows that are as good as the last one wanted and come with it: that many at most, or a store of equal segments would
 #: cost everybody seconds
 TIES = 1000
@@ -55,7 +53,7 @@ _STATEMENTS = {
     ),
     "visible keys": (
         "SELECT k.keys, k.n FROM ml_rag._visible_keys($1::oid, $2::name[], $3, $4, $5, $6) AS k",
-        *("oid", "text[]", "text[]", "text", "text[]", "int4"),
+        *("oid", "text[]", "text", "text", "text[]", "int4"),
     ),
     # ids of 8 bytes each, big-endian
     "visible ids": (
@@ -142,25 +140,25 @@ def find(
     terms: list[str],
     weights: list[int],
     n: int,
-    row_keys: list[str] | None = None,
+    row_keys: str | None = None,
     corpus: Corpus | None = None,
-    passing: tuple[str, list[str]] | None = None,
+    passing: tuple[str, list[str], int] | None = None,
 ) -> Candidates:
     """Keys and scores of the ``n`` best rows that the caller can see, and of up to ``TIES`` as good as the last.
 
-    ``index``: one that ``indexes.readable`` has given. ``row_keys``: of few rows that pass a filter; None = all rows.
-    ``corpus``: the statistics to score by, where the rows are a part of those of a store; None = their own.
-    ``passing``: condition and arguments of a filter that the rows pass. Raises OtherIndex, TooMany.
+    ``index``: one that ``indexes.readable`` has given. ``row_keys``: of few rows that pass a filter, as the text of a
+    tid[]; None = all rows. ``corpus``: the statistics to score by, where the rows are a part of those of a store; None
+    = their own. ``passing``: condition and arguments of a filter, and how many rows may pass it. Raises OtherIndex,
+    TooMany.
     """
     store, key = index["store"], index["key"]
     secured, reads_nodes = index["secured"], index["reads_nodes"]
     keys: list[Portion] | None = None
     if secured or row_keys is not None or passing is not None:
-        condition, arguments = passing or (None, None)
-        most = None if passing is None else _PASSING + 1
-        found = _run(plpy, "visible keys", store, key, row_keys, condition, arguments, most)
+        condition, arguments, most = passing or (None, None, None)
+        found = _run(plpy, "visible keys", store, key, row_keys, condition, arguments, most and most + 1)
         keys = [(row["keys"], row["n"]) for row in found]
-        if passing is not None and sum(n for _, n in keys) > _PASSING:
+        if most is not None and sum(n for _, n in keys) > most:
             raise TooMany
 
     def work() -> Candidates:

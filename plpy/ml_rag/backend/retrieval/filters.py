@@ -58,6 +58,8 @@ _CHEAP = 100
 _LONGEST_EXPLAINED = 10_000
 #: rows that an index is asked for where all are wanted
 _ALL = 2_147_483_647
+#: rows that pass, the keys of which are looked up in an index by words: more take longer than scores of all
+_MOST = 10_000
 
 
 class Filtered(NamedTuple):
@@ -75,6 +77,8 @@ class Filtered(NamedTuple):
     row_keys: str | None = None
     #: how many of the best rows by words probably include enough that pass
     likely: int | None = None
+    #: whether an arm by words finds out itself which pass, and how many
+    is_uncounted: bool = False
 
     @property
     def is_narrow(self) -> bool:
@@ -92,8 +96,8 @@ class Lookup(NamedTuple):
     row_keys: str | None = None
     #: whether the number is an estimate that may fall short
     is_likely: bool = False
-    #: whether only rows that pass the filter are scored, though no row keys tell which these are
-    is_passing: bool = False
+    #: where only rows that pass the filter are scored, though no row keys tell which these are: how many at most
+    most: int | None = None
 
 
 #: conditions and arguments of short options, as applications repeat them: (store, options, parameter) ->
@@ -132,8 +136,8 @@ class Filters:
 def of_store(
     plpy: Any, store: Store, filters: Filters, stage: str, n: int, *, is_estimated: bool, rows: float | None
 ) -> Filtered:
-    """``stage``: search or keyword; ``n``: candidates; ``is_estimated``: whether it may be estimated how many pass;
-    ``rows``: of a partitioned store, none of whose rows is on another server."""
+    """``stage``: search, or keyword where all arms are by words; ``n``: candidates; ``is_estimated``: whether it may be
+    estimated how many pass; ``rows``: of a partitioned store, none of whose rows is on another server."""
     condition, arguments = filters.compiled(store, "$3")
     is_counted = store.is_table or rows is not None
     if rows is None:
@@ -153,8 +157,10 @@ def of_store(
         if stage == "keyword" and estimated is not None:
             finding = min(0.5 * rows, math.inf if row["is_scanned"] else 18 * estimated)
             made = made._replace(likely=_likely_rows(rows, n, estimated, finding))
+    if stage == "keyword":  # the rows that pass are read once, with their keys in the index
+        return made._replace(is_uncounted=made.likely is None)
     # counted where few pass, or it is not known
-    if made.likely is None and not (stage == "search" and estimated is not None and estimated > made.compared):
+    if not (stage == "search" and estimated is not None and estimated > made.compared):
         row = _run(plpy, "passing", json.dumps(record(store)), made.condition, made.arguments)[0]
         made = made._replace(n=row["n"], row_keys=row["row_keys"] if store.is_table else None)
     return made
@@ -210,38 +216,44 @@ def first_lookup(store: Store, filtered: Filtered | None, n: int) -> Lookup:
         likely = _likely_rows(filtered.rows, n, filtered.n, 0)
     if likely is not None:
         return Lookup(likely, is_likely=True)
-    if filtered.n is not None and not store.is_table:
-        return _passing(store, n)
-    return _among(store, filtered.row_keys, n)
+    if filtered.is_uncounted:
+        return _passing(store, n, _MOST if store.is_secured else _looked_up(filtered.rows, n))
+    return Lookup(4 * n + 100) if filtered.n is None else _among(store, filtered, n)
 
 
-def further_lookup(plpy: Any, store: Store, filtered: Filtered | None, lookup: Lookup, n: int) -> Lookup | None:
+def lookup_beyond(filtered: Filtered, lookup: Lookup, n: int) -> Lookup:
+    """Where more rows pass than are looked up."""
+    likely = None
+    if lookup.most is not None and lookup.most < _MOST:
+        likely = _likely_rows(filtered.rows, n, lookup.most + 1, 0)
+    return Lookup(4 * n + 100) if likely is None else Lookup(likely, is_likely=True)
+
+
+def further_lookup(store: Store, filtered: Filtered | None, lookup: Lookup, n: int) -> Lookup | None:
     """Where too few of them pass; None = a further look would find no more."""
     if filtered is None or not filtered.condition:
         # candidates that are not in the table: it was written to with triggers off, and a second look is enough
         return lookup._replace(candidates=4 * n + 100) if lookup.candidates <= n else None
-    if lookup.is_likely and not store.is_table:
-        return _passing(store, n)
     if lookup.is_likely:
-        row_keys = filtered.row_keys
-        if row_keys is None:
-            row_keys = passing(plpy, store, filtered)
-        return _among(store, row_keys, n)
+        return _among(store, filtered, n)
     return lookup._replace(candidates=10 * lookup.candidates if lookup.candidates < 10_000 else _ALL)
 
 
-def _among(store: Store, row_keys: str | None, n: int) -> Lookup:
+def _looked_up(rows: float, n: int) -> int:
+    """Up to how many rows that pass are looked up; of more, it takes less to look at the best rows. It is the
+    inequality of ``_likely_rows``, solved for ``passing``."""
+    if rows <= 0:
+        return _MOST
+    return min(_MOST, int((750 + math.sqrt(750**2 + 540 * (n + 3 * math.sqrt(n)) * rows)) / 18))
+
+
+def _among(store: Store, filtered: Filtered, n: int) -> Lookup:
     """Of rows that all pass, the best n are enough; of rows that are secured, statistics may be of those that are seen,
     and then all are scored."""
-    return Lookup(n if row_keys is not None and not store.is_secured else 4 * n + 100, row_keys)
+    if filtered.row_keys is None:
+        return _passing(store, n, _MOST)
+    return Lookup(4 * n + 100 if store.is_secured else n, filtered.row_keys)
 
 
-def _passing(store: Store, n: int) -> Lookup:
-    return Lookup(4 * n + 100 if store.is_secured else n, is_passing=True)
-
-
-def passing(plpy: Any, store: Store, filtered: Filtered) -> str | None:
-    """The row keys of rows that pass; None = too many."""
-    found = _run(plpy, "passing", json.dumps(record(store)), filtered.condition, filtered.arguments)
-    keys: str | None = found[0]["row_keys"]
-    return keys
+def _passing(store: Store, n: int, most: int) -> Lookup:
+    return Lookup(4 * n + 100 if store.is_secured else n, most=most)

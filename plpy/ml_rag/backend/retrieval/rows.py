@@ -234,7 +234,7 @@ class Rows:
             f" {self.known('s.distance')} AS distance\n"
             f"  FROM (SELECT {self.raw(store, is_early=is_early)}, w.score, {self.measured(source)} AS distance\n"
             f"    FROM unnest({keys}, {scores}) AS w (key, score) JOIN {found.rows} AS t ON {equal}\n"
-            # OFFSET 0: else the distance is computed twice, to test it and to round it, each time from a vector out of line
+            # OFFSET 0: else the distance is computed twice, to be tested and to be rounded, each time from TOAST
             f"    WHERE t.{identifier(store.segment)} IS NOT NULL{source.condition} OFFSET 0) AS s"
         )
 

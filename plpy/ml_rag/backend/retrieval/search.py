@@ -229,7 +229,7 @@ class Search:
             found = self._kinds.get(store)
             rows = found["rows"] if found and found["kind"] == "p" and not found["has_shards"] else None
             self._filtered[store] = filters.of_store(
-                *(self._plpy, store, self._filters, arm.kind.stage, arm.candidates),
+                *(self._plpy, store, self._filters, "" if arm.in_nodes else arm.kind.stage, arm.candidates),
                 is_estimated=is_estimated,
                 rows=rows,
             )
@@ -338,17 +338,18 @@ class Search:
             try:
                 terms, weights = self.tokens(index, asked.text(self.question))
                 # statistics of the visible rows are of those that do not pass, too
-                is_whole = lookup.row_keys is None or (index["secured"] and index["statistics"] == "visible")
-                row_keys = None if is_whole else texts(lookup.row_keys or "{}")
+                is_whole = index["secured"] and index["statistics"] == "visible"
+                row_keys = None if is_whole else lookup.row_keys
                 passing = None
-                if lookup.is_passing and not (index["secured"] and index["statistics"] == "visible"):
-                    passing = self._filtered[store].condition, self._filtered[store].arguments
+                if lookup.most is not None and not is_whole:
+                    own = self._filtered[store]
+                    passing = own.condition, own.arguments, lookup.most
                 keys, scores = keyword.find(
                     self._plpy, index, terms, weights, lookup.candidates, row_keys, self._corpus, passing
                 )
                 break
             except keyword.TooMany:
-                lookup = Lookup(4 * arm.candidates + 100)
+                lookup = filters.lookup_beyond(self._filtered[store], lookup, arm.candidates)
             except keyword.OtherIndex:
                 del _indexes[store]
                 if not is_kept:
@@ -532,7 +533,7 @@ class Search:
             self._find_nodes(lookup, place, i)
             return True
         own = self._filtered.get(source.store)
-        further = filters.further_lookup(self._plpy, source.store, own, lookup, arm.candidates)
+        further = filters.further_lookup(source.store, own, lookup, arm.candidates)
         if further is None:
             return False
         self._look_up(source, arm, asked, place, i, further)
@@ -673,8 +674,3 @@ class NodeSearch:
             )[0]
             made = made._replace(row_keys=row["row_keys"], n=row["n"])
         return made._replace(condition=f" AND {before}true{made.condition}{after}")
-
-
-def texts(array: str) -> list[str]:
-    """The elements of a tid[], of its text."""
-    return array[2:-2].split('","') if len(array) > 2 else []
