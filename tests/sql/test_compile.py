@@ -6,6 +6,7 @@ candidates are counted. ml_rag_search makes rows of hits, and ml_rag.statement s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import threading
@@ -319,6 +320,63 @@ def test_long_options_are_not_kept(owner: Connection, db: Database) -> None:
     before = used()
     ask(30)
     assert used() - before < 10_000_000  # of 22 MB of names
+
+
+#: each after the ones before it, whose other options are the same
+OTHER_FILTERS: list[Any] = [
+    {"document_id": {"gte": 40}},
+    {"document_id": {"gte": 41, "lt": 60}},
+    {"document_name": ["d03", "d04"], "or": [{"segment_number": 0}, {"segment_number": 2}]},
+    {"n": {"lx": 1}},
+    {"document_id": "x"},
+    {},
+    [],
+    "x",
+    None,
+    {"document_id": [7, 8, 7]},
+]
+
+
+@pytest.mark.parametrize("default", [None, '{"filters": {"segment_number": 1}}'])
+def test_other_filters_than_those_of_a_call_before(birds: Connection, module_db: Database, default: str | None) -> None:
+    options = {"keyword_search": True, "query_embedding": fake_embedding("heron"), "vector_store": ["docs"]}
+    with module_db.connect() as owner:
+        owner.execute("SELECT ml_rag.configure('default_options', %s)", (default,))
+        try:
+            for filters in OTHER_FILTERS:
+                # what is explained is read each time
+                own, explained = either(birds, "heron tern", {**options, "filters": filters})
+                assert own == explained, filters
+        finally:
+            owner.execute("SELECT ml_rag.configure('default_options', NULL)")
+
+
+@pytest.mark.fresh
+def test_options_are_read_once_where_filters_differ(owner: Connection) -> None:
+    make(owner)
+    cited(owner, filters={"document_id": 0})
+    owner.execute(
+        """
+        DO LANGUAGE plpython3u $$
+        from ml_rag.backend.retrieval import request
+        class Told:
+            own, names = request._run, []
+            def __call__(self, plpy, name, *arguments):
+                self.names.append(name)
+                return self.own(plpy, name, *arguments)
+        GD["told"] = request._run = Told()
+        $$"""
+    )
+    for i in range(3):
+        assert cited(owner, filters={"document_id": {"lte": i}})
+    for option in ({"n_citations": 2}, {"citation_fields": ["filters"]}):
+        with contextlib.suppress(psycopg.Error):
+            cited(owner, filters={"document_id": 0}, **option)
+    owner.execute(
+        """DO LANGUAGE plpython3u $$ plpy.execute(f"SET test.told = '{' '.join(GD['told'].names)}'") $$""",
+    )
+    told = value_of(owner, "SELECT current_setting('test.told')")
+    assert told == "filters filters filters filters read options without filters filters read"
 
 
 # -- numbers that Python or double precision do not take --------------------------------------------------------------

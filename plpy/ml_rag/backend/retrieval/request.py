@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ml_rag.backend.retrieval import stores
 from ml_rag.backend.retrieval.arms import KINDS
 from ml_rag.backend.retrieval.shape import Arm, Shape
+from ml_rag.backend.sqlstate import sqlstate
 from ml_rag.backend.statements import Statements
 
 #: requests that a session remembers, and the longest options of one
@@ -40,6 +41,16 @@ _run = Statements(
             "))::text AS record"
             " FROM (SELECT $1 -> 'options' AS options) AS o",
             *("jsonb", "text[]"),
+        ),
+        # the tree checks them
+        "filters": (
+            "SELECT ($1 - 'filters')::text AS others, ($1 -> 'filters')::text AS filters, $1 ? 'filters'"
+            " AND ml_rag._layered($1) = $1 AND ml_rag._filter_tree($1 -> 'filters') IS NOT NULL AS is_valid",
+            "jsonb",
+        ),
+        "without filters": (
+            "SELECT ($1 - 'filters')::text AS options, ($2 - 'options')::text AS record",
+            *("jsonb", "jsonb"),
         ),
     }
 )
@@ -116,6 +127,9 @@ class Request(NamedTuple):
 
 
 _kept: OrderedDict[tuple[str, str, bool], Request] = OrderedDict()
+#: requests with filters, which are often of a call alone, by their other options: of a request only two texts depend on
+#: the filters, which are left out of these
+_filtered: OrderedDict[tuple[str, str, bool], Request] = OrderedDict()
 
 
 def read(plpy: Any, schema: str, options: str, form: str, *, has_vector: bool) -> Request:
@@ -127,16 +141,48 @@ def read(plpy: Any, schema: str, options: str, form: str, *, has_vector: bool) -
     if key in _kept:
         _kept.move_to_end(key)
         return _kept[key]
+    others = None
+    if len(options) <= LONGEST and '"filters"' in options:
+        others, request = _with_filters(plpy, options, form, has_vector=has_vector)
+        if request is not None:
+            _keep(_kept, key, request)
+            return request
     found = _run(plpy, "read", options)[0]
     request = of_record(plpy, schema, found["request"], form, has_vector=has_vector)
     # a function can be another one by now, and so can a setting that names a model
     is_fixed = request.rerank is None and not request.rewrites and not request.has_functions
     # a caller of the inner function can give options without the levels that its settings lay beneath them
     if len(options) <= LONGEST and is_fixed and found["is_laid"]:
-        _kept[key] = request
-        if len(_kept) > KEPT:
-            _kept.popitem(last=False)
+        _keep(_kept, key, request)
+        if others is not None and not request.explains:
+            texts = _run(plpy, "without filters", request.options, request.record)[0]
+            _keep(_filtered, (others, form, has_vector), request._replace(**texts))
     return request
+
+
+def _keep(kept: OrderedDict[tuple[str, str, bool], Request], key: tuple[str, str, bool], request: Request) -> None:
+    kept[key] = request
+    if len(kept) > KEPT:
+        kept.popitem(last=False)
+
+
+def _with_filters(plpy: Any, options: str, form: str, *, has_vector: bool) -> tuple[str | None, Request | None]:
+    """The options but for the filters, where these are valid; the request, where one with the same others is known."""
+    try:
+        row = _run(plpy, "filters", options)[0]
+    except plpy.SPIError as e:
+        if sqlstate(e) != "22023":
+            raise
+        return None, None
+    key = row["others"], form, has_vector
+    if not row["is_valid"]:
+        return None, None
+    if key not in _filtered:
+        return row["others"], None
+    _filtered.move_to_end(key)
+    request = _filtered[key]
+    own = f'{request.options[:-1]}, "filters": {row["filters"]}}}'
+    return None, request._replace(options=own, record=f'{request.record[:-1]}, "options": {own}}}')
 
 
 def of_record(plpy: Any, schema: str, text: str, form: str, *, has_vector: bool, told: str = "") -> Request:
