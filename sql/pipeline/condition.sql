@@ -386,7 +386,8 @@ BEGIN
   END IF;
 
   IF _column IS NULL THEN
-    -- it has no values; ml_rag._warn_of_unknown_columns says so
+    -- it has no values; ml_rag._warn_of_unknown_columns says so, which is asked where a condition has this:
+    -- retrieval/filters.py
     condition := (node ->> 'operator' = 'in' AND node -> 'values' @> '[null]')::text;
     RETURN;
   END IF;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from typing import Any
@@ -189,6 +190,31 @@ def test_metadata_of_type_json_and_rows_that_jsonb_cannot_hold(owner: Connection
         )
         assert sorted(i for (i,) in found) == expected
     assert ids(asker, {"a": 1}) == [1]
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"author": None},
+        {"author": ["A", None]},
+        {"author": {"gt": "A"}, "year": 2002},
+        {"or": [{"year": 2002}, {"author": {"exists": False}}]},
+        {"not": {"author": "A"}},
+        {"not": {"or": [{"and": [{"year": 1}, {"not": {"/author": {"ne": "A"}}}]}]}},
+    ],
+    ids=str,
+)
+def test_a_key_that_names_nothing_is_told_wherever_it_stands(owner: Connection, filters: Any) -> None:
+    owner.execute(
+        "CREATE TABLE bare (document_id integer, segment text, segment_embedding vector(3), year integer);"
+        "INSERT INTO bare VALUES (101, 's', '[1,0,0]', 2002)"
+    )
+    mark(owner, "bare")
+    notices: list[str | None] = []
+    owner.add_notice_handler(lambda n: notices.append(n.message_primary))
+    with contextlib.suppress(psycopg.errors.NoDataFound):
+        retrieve(owner, (1, 0, 0), filters=filters, vector_store=["public.bare"])
+    assert [notice for notice in notices if notice and "has neither a column" in notice]
 
 
 def test_a_store_that_has_no_such_thing_has_no_match_and_says_so(owner: Connection, asker: Connection) -> None:

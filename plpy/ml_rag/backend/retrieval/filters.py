@@ -8,6 +8,7 @@ import re
 from typing import Any, NamedTuple
 
 from ml_rag.backend.retrieval.request import KEPT, LONGEST
+from ml_rag.backend.retrieval.shape import Source
 from ml_rag.backend.retrieval.sqltext import identifier
 from ml_rag.backend.retrieval.stores import Store, record
 from ml_rag.backend.statements import Statements
@@ -197,10 +198,11 @@ def _likely_rows(rows: float, n: int, passing: float, finding: float) -> int | N
     return round(likely) if 15 * likely < 9 * passing + finding else None
 
 
-def warn(plpy: Any, stores: list[Store], options: str) -> None:
+def warn(plpy: Any, sources: list[Source], options: str) -> None:
     """Say which keys of filters may be misspelt."""
-    records = json.dumps([record(store) for store in stores])
-    if not all(store.has_json for store in stores):
+    records = json.dumps([record(source.store) for source in sources])
+    # what ml_rag._filter_node makes of a key that names nothing, and of little else
+    if any(re.search(r"\((true|false)\)", source.condition) for source in sources):
         _run(plpy, "warn", records, options)
     if re.search('"(ne|nin|not|exists)"|null', options):
         _run(plpy, "warn of keys", records, options)

@@ -147,7 +147,7 @@ class Finder:
         if self.failures:
             _run(self._plpy, "warn", json.dumps(self.failures))
         if request.is_filtered:
-            filters.warn(self._plpy, left, request.options)
+            filters.warn(self._plpy, found.sources, request.options)
         self._explain_steps(request, found)
         return found
 

@@ -82,8 +82,6 @@ class Store(NamedTuple):
     probes: int = 10
     #: what ml_rag.tune_index has kept for the index of its vectors; None = nothing
     tuned: Tuned | None = None
-    #: whether its metadata are known to be JSON: any key of filters may be one of theirs
-    has_json: bool = False
     #: columns that stand in the metadata of hits
     key: tuple[str, ...] = ()
 
@@ -419,7 +417,6 @@ def _read(run: Statements, plpy: Any, relations: list[int], wanted: Wanted, mode
             has_expressions=index is not None and index["has_expressions"],
             probes=max(10, ((index and index["lists"]) or 0) // 10),
             tuned=_tuned(embedding),
-            has_json=own["metadata"] is not None and own["metadata"]["type"] in ("json", "jsonb"),
             key=tuple(name for name in keys[relation] if name in known),
         )
     return stores
