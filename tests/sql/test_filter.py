@@ -468,7 +468,8 @@ def test_rows_that_pass_are_read_once_for_words(owner: Connection) -> None:
         before = owner.execute(count).fetchone()
         assert len(by_words(owner, "birch", 3, filters={"segment_number": 1})) == 3
         after = owner.execute(count).fetchone()
-    assert before is not None and after is not None
+    assert before is not None
+    assert after is not None
     # all are equally good: once for their keys, once as candidates
     assert after[0] - before[0] == 2 * 30
 
