@@ -382,6 +382,37 @@ def test_an_argument_that_there_is_not_is_refused(boats: MlRagVectorStore, asker
     retriever.close()
 
 
+def test_what_is_no_list_of_ids_deletes_nothing(boats: MlRagVectorStore) -> None:
+    """Without ids all are deleted, as LangChain has it: an argument that is ignored would be all."""
+    for given, said in (
+        ({"filter": {"year": 2001}}, "delete has no argument 'filter'; there are ids"),
+        ({"where": "x"}, "delete has no argument 'where'"),
+        ({"ids": "ab"}, "expected a list of texts, got the text 'ab'"),
+    ):
+        with pytest.raises(TypeError) as caught:
+            boats.delete(**given)
+        assert said in str(caught.value)
+    for call, arguments in (
+        (boats.get_by_ids, {}),
+        (boats.add_texts, {}),
+        (lambda text: boats.add_texts(["x", "y"], ids=text), {}),
+        (lambda text: boats.add_texts(["x"], **text), {"metadata": [{}]}),
+    ):
+        with pytest.raises(TypeError):
+            call(arguments or "ab")
+    assert found(boats, None) == {"a", "b", "c", "d"}
+    assert boats.delete([]) is True
+    assert found(boats, None) == {"a", "b", "c", "d"}
+    assert boats.delete() is True
+    assert found(boats, None) == set()
+
+
+def test_an_empty_id_is_one(boats: MlRagVectorStore) -> None:
+    for text in ("raft", "yacht"):
+        assert boats.add_texts([text], ids=[""], batch_size=100) == [""]
+    assert [d.page_content for d in boats.get_by_ids([""])] == ["yacht"]
+
+
 def test_a_table_without_a_model_needs_an_embedding(asker_dsn: str) -> None:
     MlRagVectorStore(asker_dsn, "public.mine", DeterministicFakeEmbedding(size=6)).close()
     with pytest.raises(MlRagError, match="embedding model is known"):

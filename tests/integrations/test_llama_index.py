@@ -232,6 +232,21 @@ def test_deleting(store: MlRagVectorStore) -> None:
     assert ids(store) == set()
 
 
+def test_what_is_no_list_of_ids_deletes_nothing(store: MlRagVectorStore) -> None:
+    everything, boats = ids(store), one("year", 2001)
+    for call, said in (
+        (lambda: store.delete_nodes("ab"), "expected a list of texts, got the text 'ab'"),
+        (lambda: store.get_nodes("ab"), "expected a list of texts"),
+        (lambda: store.delete_nodes(["a"], filter=boats), "delete_nodes has no argument 'filter'; did you mean 'filt"),
+        (lambda: store.delete("doc-1", filters=boats), "delete has no argument 'filters'; there are ref_doc_id"),
+        (lambda: store.query(asked("boat"), filters=boats), "query has no argument 'filters'"),
+    ):
+        with pytest.raises(TypeError) as caught:
+            call()
+        assert said in str(caught.value)
+    assert ids(store) == everything
+
+
 def test_filters_of_the_store_hold_for_all_methods(store: MlRagVectorStore, asker_dsn: str) -> None:
     options = {"filters": {"year": {"gte": 2005}}}
     late = MlRagVectorStore(asker_dsn, "public.nodes", store.embed_dim, options)

@@ -27,7 +27,7 @@ from pydantic import PrivateAttr, model_validator
 from ml_rag.errors import MlRagError
 from ml_rag.integrations.database import Database, asked, citation_id, keys_of, with_source
 from ml_rag.integrations.names import refuse_unknown
-from ml_rag.integrations.store import NO_WORDS, Row, Store, narrowed, path
+from ml_rag.integrations.store import NO_WORDS, Row, Store, listed, narrowed, path
 
 #: operators of langchain-postgres, as option filters has them
 _OPERATORS = ("eq", "ne", "lt", "lte", "gt", "gte", "in", "nin", "between", "exists", "like", "ilike")
@@ -36,6 +36,8 @@ _MOST = 100
 #: arguments of searches
 _SEARCH = ("k", "filter", "options")
 _MARGINAL = (*_SEARCH, "fetch_k", "lambda_mult")
+#: those of adding; the last one is given by LangChain's indexing
+_ADD = ("metadatas", "ids", "batch_size")
 
 
 def filters(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,9 +108,10 @@ class MlRagVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[str]:
         """Add texts, or replace those whose ids are there; their ids."""
-        texts = list(texts)
+        refuse_unknown(kwargs, _ADD, "add_texts")
+        texts = listed(texts) or []
         metadatas = metadatas or [{} for _ in texts]
-        keys = [key or str(uuid.uuid4()) for key in (ids or [None] * len(texts))]
+        keys = [str(uuid.uuid4()) if key is None else key for key in (listed(ids) or [None] * len(texts))]
         if not len(texts) == len(metadatas) == len(keys):
             raise ValueError(f"{len(texts)} texts, {len(metadatas)} metadatas and {len(keys)} ids do not go together")
         vectors = [None] * len(texts) if self._embedding is None else self._embedding.embed_documents(texts)
@@ -124,6 +127,7 @@ class MlRagVectorStore(VectorStore):
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
         """Delete the documents of these ids; None: all. What the store's options leave out stays."""
+        refuse_unknown(kwargs, ("ids",), "delete")
         self._store.delete(self._options, ids=ids)
         return True
 

@@ -168,12 +168,14 @@ class MlRagVectorStore(BasePydanticVectorStore):
 
     def delete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
         """Delete the nodes of a source document. What ``options`` leave out stays, here and below."""
+        refuse_unknown(delete_kwargs, ("ref_doc_id",), "delete")
         self._store.delete(self.options, documents=[number(ref_doc_id)])
 
     def delete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **delete_kwargs: Any
     ) -> None:
         """Delete nodes by their ids, by filters or by both; nothing without either. Filters without one are none."""
+        refuse_unknown(delete_kwargs, ("node_ids", "filters"), "delete_nodes")
         conditions = _conditions(filters)
         if filters is not None:
             _refuse_open(filters)
@@ -190,6 +192,7 @@ class MlRagVectorStore(BasePydanticVectorStore):
 
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         """The nodes that fit best. Modes: default, hybrid, sparse and text_search; ``alpha`` is the semantic weight."""
+        refuse_unknown(kwargs, ("query",), "query")
         if query.mode not in _MODES:
             raise ValueError(f"mode {query.mode.value!r} is not one of {', '.join(mode.value for mode in _MODES)}")
         count = query.similarity_top_k

@@ -11,7 +11,7 @@ import hashlib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, LiteralString
+from typing import Any, LiteralString, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -40,6 +40,7 @@ _PREREQUISITE = psycopg.errors.ObjectNotInPrerequisiteState
 _TAKEN = psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation
 #: times that rows are written whose numbers in a document others take: each time one of these is done
 _ATTEMPTS = 20
+Text = TypeVar("Text", bound=str | None)
 
 
 class NotWritable(MlRagError):
@@ -274,7 +275,7 @@ class Store:
             " AND (%(documents)s::bigint[] IS NULL OR t.document_id = ANY (%(documents)s)){}"
         ).format(self.table, self._is_listed, condition)
         with self._database.transaction() as connection:
-            connection.execute(query, {"ids": _listed(ids), "documents": documents, **arguments})
+            connection.execute(query, {"ids": listed(ids), "documents": documents, **arguments})
 
     def rows(self, options: Mapping[str, Any], ids: Iterable[str] | None = None) -> list[dict[str, Any]]:
         """Id, document_name, segment and metadata of the rows of these ids, in their order; None: all."""
@@ -283,7 +284,7 @@ class Store:
             "SELECT {0} AS id, t.document_name, t.segment, t.metadata FROM {1} AS t WHERE {2}{3}"
             " ORDER BY pg_catalog.array_position(%(ids)s::text[], {0}), t.document_id, t.segment_number"
         ).format(self._id, self.table, self._is_listed, condition)
-        return self._database.rows(query, {"ids": _listed(ids), **arguments})
+        return self._database.rows(query, {"ids": listed(ids), **arguments})
 
     def _condition(self, options: Mapping[str, Any]) -> tuple[sql.SQL, dict[str, Any]]:
         """The options that leave rows out, as a condition that begins with AND, or empty, and its parameters."""
@@ -330,8 +331,11 @@ class Store:
             connection.execute("SELECT ml_rag.index_store(%s::pg_catalog.regclass, %s)", (self.name, distance_metric))
 
 
-def _listed(ids: Iterable[str] | None) -> list[str] | None:
-    return None if ids is None else list(ids)
+def listed(texts: Iterable[Text] | None) -> list[Text] | None:
+    """Texts, such as ids, as a list. Raises TypeError for one text, which would be taken for those of its letters."""
+    if isinstance(texts, str):
+        raise TypeError(f"expected a list of texts, got the text {texts[:40]!r}")
+    return None if texts is None else list(texts)
 
 
 def as_text(vector: Sequence[float]) -> str:
