@@ -9,7 +9,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -170,6 +170,49 @@ def test_an_address_of_files_of_this_machine_is_a_path(
     (folder / "c.txt").write_text("c")
     assert run(db, f"{address}*.txt").exit_code == 0
     assert names(owner) == {f"{folder}/c.txt", f"{folder}/sub/b.txt"}
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Has a document for each query, and a page with links to them."""
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self.wfile.write(self._answer())
+
+    def _answer(self) -> bytes:
+        links = ("get?id=1", "get?id=2", "get?id=2#end", "rows.csv?id=3", "rows.csv?id=4", "rows.csv", "one.txt?key=secret")
+        page = "".join(f'<a href="{link}">x</a>' for link in links)
+        body = (page if self.path == "/docs/" else f"text of {self.path}").encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html" if self.path == "/docs/" else "text/plain")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        return body
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+def test_documents_whose_addresses_differ_in_the_query(
+    db: Database, owner: Connection, loader: Connection, server: DocumentsServer
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        url = f"http://127.0.0.1:{made.server_address[1]}"
+        known = url.replace("://", "://bob:secret@")
+        queries = ("id=1", "id=2", "id=2#end", "id=1")
+        result = run(db, *(f"{url}/get?{query}" for query in queries), f"{known}/get?id=2")
+        assert result.exit_code == 0, result.output
+        assert names(owner) == {f"{url}/get", f"{url}/get?2"}
+        found = owner.execute("SELECT segment FROM new ORDER BY document_name").fetchall()
+        assert [text.split("?")[1] for (text,) in found] == ["id=1", "id=2"]
+        assert "6 loaded" in run(db, f"{url}/docs/").output
+        documents = {"get", "get?2", "rows.csv", "rows?2.csv", "rows?3.csv", "one.txt"}
+        assert names(owner) == {f"{url}/get", f"{url}/get?2"} | {f"{url}/docs/{name}" for name in documents}
+        assert "6 unchanged" in run(db, f"{url}/docs/").output
+        made.shutdown()
 
 
 class Quiet(SimpleHTTPRequestHandler):

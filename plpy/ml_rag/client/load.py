@@ -114,8 +114,8 @@ class Folder:
 class Remote:
     """Documents behind an address."""
 
-    def __init__(self, text: str) -> None:
-        self._address = remote.Address(text)
+    def __init__(self, text: str, taken: dict[str, dict[str, int]]) -> None:
+        self._address = remote.Address(text, taken)
 
     @property
     def prefix(self) -> str | None:
@@ -275,10 +275,11 @@ def _create(connection: psycopg.Connection[Any], store: str, options: Jsonb) -> 
 
 
 def _sources(paths: Sequence[Path | str], recursive: bool) -> Iterator[Folder | Remote]:
+    taken: dict[str, dict[str, int]] = {}
     for path in paths:
         if isinstance(path, str):
             if (scheme := _LOCAL.match(path)) is None:
-                yield Remote(path)
+                yield Remote(path, taken)
                 continue
             location = files.parse(f"file:{path[scheme.end() :]}")
         elif path.absolute().is_dir():

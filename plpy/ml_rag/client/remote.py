@@ -6,6 +6,7 @@ Keys and regions are those that the library of each file system finds, such as A
 from __future__ import annotations
 
 import contextlib
+import posixpath
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -48,6 +49,8 @@ class Address:
     """A file, a folder (all below it), or a glob."""
 
     text: str
+    #: of all addresses of the web of one load: names, each with the documents that would have it and their numbers
+    taken: dict[str, dict[str, int]] = field(default_factory=dict)
     found: dict[str, Found] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,7 +84,7 @@ class Address:
         if not listed:
             raise InvalidRequest("there is no file to load", detail=f"Nothing is at {self._shown}.", hint=_HINT)
         self.found = {
-            self._name(path): Found(path, int(info.get("size") or 0), _changed(info))
+            self._own_name(path): Found(path, int(info.get("size") or 0), _changed(info))
             for path, info in sorted(listed.items())
             if path == self._path or not self._is_hidden(path.removeprefix(self._base))
         }
@@ -103,9 +106,19 @@ class Address:
         return {path: info for path, info in found.items() if info.get("type") != "directory"}
 
     def _name(self, path: str) -> str:
+        """The address of a document without what may be a signature, or a password."""
         name: str = self._files.unstrip_protocol(path)
-        # it may hold a signature, or a password
         return re.sub(r"[?#].*", "", _USER.sub(r"\1", name), flags=re.DOTALL) if self._is_web else name
+
+    def _own_name(self, path: str) -> str:
+        """The same, with a number where another document of this load has it: one that differs in the query."""
+        name = self._name(path)
+        if not self._is_web:
+            return name
+        same = self.taken.setdefault(name, {})
+        number = same.setdefault(_USER.sub(r"\1", path.partition("#")[0]), len(same) + 1)
+        stem, ending = posixpath.splitext(name)  # which can say what format it is in
+        return name if number == 1 else f"{stem}?{number}{ending}"
 
     @property
     def _shown(self) -> str:
