@@ -121,6 +121,39 @@ def test_a_glob_removes_nothing_but_what_it_could_name(db: Database, owner: Conn
     assert names(owner) == {f"bucket:///docs/{name}.txt" for name in ("a2", "b1", "sub/a3")}
 
 
+def test_what_a_folder_does_not_list_but_has_is_kept(
+    db: Database, owner: Connection, bucket: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(bucket, a="alpha", b="beta", c="gamma", d="delta")
+    bucket.pipe_file("/docs/.hidden.txt", b"hidden")
+    for address in ("bucket://docs/", "bucket://docs/.hidden.txt"):
+        assert run(db, address).exit_code == 0
+    for name in "bc":
+        bucket.rm(f"/docs/{name}.txt")
+    bucket.pipe_file("/docs/b.txt/now_a_folder.txt", b"epsilon")
+    bucket.rm("/docs/d.txt")
+    listed, info = Watched.find, Watched.info
+
+    def before_another_load(files: Watched, path: str, **more: Any) -> Any:
+        found = listed(files, path, **more)
+        put(bucket, d="delta")
+        return found
+
+    def failing(files: Watched, path: str, **more: Any) -> Any:
+        if path == "/docs/c.txt":
+            raise PermissionError(path)
+        return info(files, path, **more)
+
+    monkeypatch.setattr(Watched, "find", before_another_load)
+    monkeypatch.setattr(Watched, "info", failing)
+    assert "1 unchanged, 1 loaded, 1 removed" in run(db, "bucket://docs/").output
+    there = {"a.txt", "b.txt/now_a_folder.txt", "c.txt", "d.txt", ".hidden.txt"}
+    assert names(owner) == {f"bucket:///docs/{name}" for name in there}
+    monkeypatch.undo()
+    assert "3 unchanged, 1 removed" in run(db, "bucket://docs/").output
+    assert names(owner) == {f"bucket:///docs/{name}" for name in there - {"c.txt"}}
+
+
 @pytest.mark.parametrize("address", ["bucket://docs/", "bucket://docs"])
 def test_a_folder_removes_nothing_of_those_beside_it(
     db: Database, owner: Connection, bucket: Watched, address: str
@@ -182,7 +215,8 @@ class Answering(BaseHTTPRequestHandler):
         self.wfile.write(self._answer())
 
     def _answer(self) -> bytes:
-        links = ("get?id=1", "get?id=2", "get?id=2#end", "rows.csv?id=3", "rows.csv?id=4", "rows.csv", "one.txt?key=secret")
+        rows = ("rows.csv", "rows.csv?id=3", "rows.csv?id=4")
+        links = ("get?id=1", "get?id=2", "get?id=2#end", *rows, "one.txt?key=secret")
         page = "".join(f'<a href="{link}">x</a>' for link in links)
         body = (page if self.path == "/docs/" else f"text of {self.path}").encode()
         self.send_response(200)
@@ -342,6 +376,41 @@ def test_a_folder_that_could_not_be_listed_keeps_its_documents(
         assert result.exit_code == 1
         assert "the address cannot be read" in result.output
         assert names(owner) == {f"{url}/a.txt", f"{url}/sub/b.txt"}
+        made.shutdown()
+
+
+class Telling(Quiet):
+    """Answers for some names with a status of its own."""
+
+    def send_head(self) -> Any:
+        name = self.path.rpartition("/")[2].partition(".")[0]
+        if name.isdigit() and self.headers.get("Authorization"):
+            self.send_error(int(name))
+            return None
+        if name == "reset" and self.headers.get("Authorization"):
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+            self.close_connection = True
+            return None
+        return super().send_head()
+
+
+def test_documents_of_the_web_that_have_no_link_are_kept(
+    db: Database, owner: Connection, loader: Connection, server: DocumentsServer, tmp_path: Path
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Telling, directory=str(tmp_path))) as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        url = f"http://127.0.0.1:{made.server_address[1]}"
+        there = ("linked", "alone", "403", "404", "410", "500", "reset", "deleted")
+        for name in there:
+            (tmp_path / f"{name}.txt").write_text(name)
+        assert run(db, *(f"{url}/{name}.txt" for name in there)).exit_code == 0
+        assert len(names(owner)) == 8
+        (tmp_path / "index.html").write_text('<a href="linked.txt">1</a>')
+        (tmp_path / "deleted.txt").unlink()
+        result = run(db, f"{url.replace('://', '://bob:secret@')}/")
+        assert "1 unchanged, 3 removed" in result.output
+        assert names(owner) == {f"{url}/{name}.txt" for name in ("linked", "alone", "403", "500", "reset")}
         made.shutdown()
 
 

@@ -140,11 +140,23 @@ class Address:
         return self._path.rstrip("/")
 
     def is_gone(self, name: str) -> bool:
-        """Whether a document of a name that begins with the prefix is not there any more."""
+        """Whether a document of a name that begins with the prefix is gone; not, while that is not known."""
         from fsspec.utils import glob_translate
 
         pattern = glob_translate(self._name(self._path))
-        return name not in self.found and (not self._is_glob or re.fullmatch(pattern, name, re.DOTALL) is not None)
+        if name in self.found or (self._is_glob and re.fullmatch(pattern, name, re.DOTALL) is None):
+            return False
+        # it can be hidden, have no link, or be there only since the listing, which the library may keep
+        self._files.invalidate_cache()
+        base = re.sub(r"[?#].*", "", self._base, flags=re.DOTALL) if self._is_web else self._base
+        try:
+            info = self._files.info(base + name.removeprefix(self._name(self._base)))
+        except FileNotFoundError as error:
+            # of the web it stands for each error
+            return not self._is_web or getattr(error.__cause__, "status", None) in (404, 410)
+        except Exception:  # noqa: BLE001 - each library has errors of its own
+            return False
+        return bool(info.get("type") == "directory")
 
     def read(self, name: str, most: int, interrupt: Callable[[], object]) -> files.File:
         """A document. Raises DocumentError."""
