@@ -246,6 +246,12 @@ def test_documents_whose_addresses_differ_in_the_query(
         documents = {"get", "get?2", "rows.csv", "rows?2.csv", "rows?3.csv", "one.txt"}
         assert names(owner) == {f"{url}/get", f"{url}/get?2"} | {f"{url}/docs/{name}" for name in documents}
         assert "6 unchanged" in run(db, f"{url}/docs/").output
+        # without a link, and one of a name that has fewer documents than it had
+        assert run(db, f"{url}/docs/extra?id=1", f"{url}/docs/extra?id=2").exit_code == 0
+        assert run(db, *(f"{url}/docs/get?id={number}" for number in (1, 2, 3))).exit_code == 0
+        assert "6 unchanged, 1 removed" in run(db, f"{url}/docs/").output
+        documents |= {"extra", "extra?2"}
+        assert names(owner) == {f"{url}/get", f"{url}/get?2"} | {f"{url}/docs/{name}" for name in documents}
         made.shutdown()
 
 
@@ -382,7 +388,10 @@ def test_a_folder_that_could_not_be_listed_keeps_its_documents(
 class Telling(Quiet):
     """Answers for some names with a status of its own."""
 
+    asked: ClassVar[list[str]] = []
+
     def send_head(self) -> Any:
+        self.asked.append(self.path)
         name = self.path.rpartition("/")[2].partition(".")[0]
         if name.isdigit() and self.headers.get("Authorization"):
             self.send_error(int(name))
@@ -411,6 +420,28 @@ def test_documents_of_the_web_that_have_no_link_are_kept(
         result = run(db, f"{url.replace('://', '://bob:secret@')}/")
         assert "1 unchanged, 3 removed" in result.output
         assert names(owner) == {f"{url}/{name}.txt" for name in ("linked", "alone", "403", "500", "reset")}
+        made.shutdown()
+
+
+def test_a_planted_name_has_nothing_else_asked_for(
+    db: Database, owner: Connection, loader: Connection, server: DocumentsServer, tmp_path: Path
+) -> None:
+    """Who may only INSERT has no request made of a site by whoever loads from it."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.html").write_text('<a href="linked.txt">1</a>')
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Telling, directory=str(tmp_path))) as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        url = f"http://127.0.0.1:{made.server_address[1]}"
+        planted = ("../a.txt", "%2E%2e/a.txt", "..", "a.txt?delete=1", "a.txt#b", "a?" + "1" * 5000)
+        for name in ("linked", *map(str, range(len(planted)))):
+            (tmp_path / "docs" / f"{name}.txt").write_text(name)
+        assert run(db, *(f"{url}/docs/{number}.txt" for number in range(len(planted)))).exit_code == 0
+        for number, path in enumerate(planted):
+            names_of = (f"{url}/docs/{path}", f"{url}/docs/{number}.txt")
+            owner.execute("UPDATE new SET document_name = %s WHERE document_name = %s", names_of)
+        Telling.asked.clear()
+        assert "1 loaded, 6 removed" in run(db, f"{url}/docs/").output
+        assert set(Telling.asked) == {"/docs/", "/docs/linked.txt"}
         made.shutdown()
 
 

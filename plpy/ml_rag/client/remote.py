@@ -27,6 +27,9 @@ _TIMES = ("LastModified", "last_modified", "updated", "mtime", "timeModified", "
 _USER = re.compile(r"\b(https?://)[^/\s?#]*@", re.IGNORECASE)
 #: a part of a path that begins with a dot, and is more than one or two of them
 _HIDDEN = re.compile(r"/\.(?!\.?(?:/|\Z))")
+#: in a name: that of ``_own_name``, and what asks for something else than a document below a folder
+_NUMBER = re.compile(r"\?(\d{1,9})(?=(?:\.[^./]*)?\Z)")
+_ELSEWHERE = re.compile(r"[?#]|/(?:\.|%2e){1,2}(?:/|\Z)", re.IGNORECASE)
 #: bytes of a reply of the web, such as the page that lists a folder
 _MOST_REPLY = files.MAX_DOCUMENT_BYTES
 
@@ -146,11 +149,19 @@ class Address:
         pattern = glob_translate(self._name(self._path))
         if name in self.found or (self._is_glob and re.fullmatch(pattern, name, re.DOTALL) is None):
             return False
+        base, rest = self._base, name.removeprefix(self._name(self._base))
+        if self._is_web:
+            base = re.sub(r"[?#].*", "", base, flags=re.DOTALL)
+            if number := _NUMBER.search(rest):
+                rest = rest.replace(number[0], "", 1)
+                if same := self.taken.get(self._name(base) + rest):
+                    return int(number[1]) > len(same)
+            if _ELSEWHERE.search(rest):  # no load gives such a name, but a row can have it
+                return True
         # it can be hidden, have no link, or be there only since the listing, which the library may keep
         self._files.invalidate_cache()
-        base = re.sub(r"[?#].*", "", self._base, flags=re.DOTALL) if self._is_web else self._base
         try:
-            info = self._files.info(base + name.removeprefix(self._name(self._base)))
+            info = self._files.info(base + rest)
         except FileNotFoundError as error:
             # of the web it stands for each error
             return not self._is_web or getattr(error.__cause__, "status", None) in (404, 410)
