@@ -3,11 +3,13 @@ is nothing to run."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -15,6 +17,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from support.cluster import Database
+from support.processes import wait_until
 
 MISSING = [name for name in ("langchain_tests", "mcp", "llama_index", "asyncpg", "psycopg_pool") if not find_spec(name)]
 collect_ignore_glob = ["test_[!o]*.py"] if MISSING else []
@@ -63,6 +66,36 @@ def asker_dsn(db: Database) -> Iterator[str]:
 def tenant_dsn(db: Database) -> Iterator[str]:
     with login(db, "tenant") as dsn:
         yield dsn
+
+
+#: has calls wait for a table, and cancels them
+Cancel = Callable[..., Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def cancel(db: Database) -> Cancel:
+    """Cancel calls that wait for a table, once they all do: their statements end while it is still locked."""
+    holder, watcher = db.connect(), db.connect()
+    query = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        " AND application_name IN ('ml_rag langchain', 'ml_rag llama-index')"
+    )
+
+    def waiting(count: int) -> None:
+        wait_until(lambda: watcher.execute(query).fetchone() == (count,))
+
+    async def cancel(table: str, *calls: Callable[[], Coroutine[Any, Any, Any]], schema: str = "public") -> None:
+        with holder.transaction():
+            holder.execute(sql.SQL("LOCK TABLE {}").format(sql.Identifier(schema, table)))
+            tasks = [asyncio.create_task(call()) for call in calls]
+            await asyncio.to_thread(waiting, len(calls))
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(result) for result in results] == [asyncio.CancelledError] * len(calls)
+            await asyncio.to_thread(waiting, 0)
+
+    return cancel
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import datetime
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import psycopg
@@ -493,6 +493,39 @@ def test_metadata_that_are_no_object_fail_no_search(db: Database, asker_dsn: str
 async def test_searches_run_side_by_side(boats: MlRagVectorStore) -> None:
     results = await asyncio.gather(*(boats.asimilarity_search(color, 1) for color in ("red", "blue", "green") * 5))
     assert [documents[0].id for documents in results] == ["a", "b", "c"] * 5
+
+
+async def test_a_task_that_is_cancelled_gives_its_connection_back(
+    boats: MlRagVectorStore, asker_dsn: str, cancel: Callable[..., Coroutine[Any, Any, None]]
+) -> None:
+    """There are four of them."""
+    retriever, history = MlRagRetriever(dsn=asker_dsn, k=1), MlRagChatMessageHistory(asker_dsn)
+    vector = fake_embedding("red boat")
+    await cancel(
+        "boats",
+        lambda: boats.asimilarity_search("red boat"),
+        lambda: boats.asimilarity_search_with_relevance_scores("red boat"),
+        lambda: boats.asimilarity_search_by_vector(vector),
+        lambda: boats.aget_by_ids(["a"]),
+    )
+    await cancel(
+        "boats",
+        lambda: boats.amax_marginal_relevance_search("red boat"),
+        lambda: boats.amax_marginal_relevance_search_by_vector(vector),
+        lambda: boats.aadd_documents([Document("raft", id="e")]),
+        lambda: boats.adelete(["a"]),
+    )
+    await cancel("boats", *[lambda: retriever.ainvoke("red boat")] * 4)
+    await cancel(
+        "conversation", lambda: history.aadd_messages([HumanMessage("hello")]), history.aclear, schema="ml_rag"
+    )
+    await cancel("message", history.aget_messages, schema="ml_rag")
+    assert [d.id for d in await boats.aget_by_ids(["a", "e"])] == ["a"]
+    assert [d.page_content for d in await retriever.ainvoke("red boat")] == ["red boat"]
+    await history.aadd_messages([HumanMessage("hello")])
+    assert len(await history.aget_messages()) == 1
+    for one in (retriever, history):
+        one.close()
 
 
 def test_a_lost_connection_is_opened_again(db: Database, boats: MlRagVectorStore) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -304,6 +304,24 @@ async def test_async(store: MlRagVectorStore) -> None:
     assert {n.node_id for n in await store.aget_nodes()} == {"b", "c", "d"}
     await store.aclear()
     assert await store.aget_nodes() == []
+
+
+async def test_a_task_that_is_cancelled_gives_its_connection_back(
+    store: MlRagVectorStore, asker_dsn: str, cancel: Callable[..., Coroutine[Any, Any, None]]
+) -> None:
+    retriever = MlRagRetriever(asker_dsn, {"vector_store": ["public.nodes"]} if store.embed_dim is None else {})
+    calls = (
+        lambda: store.aquery(asked("red boat")),
+        lambda: store.async_add([node("e", "raft", "doc-5", {})]),
+        lambda: store.adelete("doc-1"),
+        lambda: store.adelete_nodes(["a"]),
+    )
+    await cancel("nodes", *calls)
+    await cancel("nodes", store.aget_nodes, store.aclear)
+    if store.embed_dim is None:
+        await cancel("nodes", *[lambda: retriever.aretrieve("red boat")] * 4)
+    assert {one.node_id for one in await store.aget_nodes()} == set(TEXTS)
+    retriever.close()
 
 
 def test_nodes_of_a_document_are_neighbours(asker_dsn: str) -> None:

@@ -6,13 +6,17 @@ of ml_rag.search_path, by transaction: a pooler may give the session to others.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 import math
 import os
 import re
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -233,6 +237,63 @@ def _settings(name: str) -> dict[str, Any]:
     return {"row_factory": dict_row, "application_name": name, "prepare_threshold": None}
 
 
+class _Call:
+    """A call in a thread. Once its task is cancelled, its statement is, and it makes no further one."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._connection: psycopg.Connection[Any] | None = None
+        self._is_cancelled = False
+
+    @contextlib.contextmanager
+    def using(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
+        """While this connection is the call's: it is not given to another call before it is cancelled for this one."""
+        with self._changed:
+            if self._is_cancelled:
+                raise psycopg.errors.QueryCanceled("the task of the call was cancelled")
+            self._connection = connection
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._connection = None
+                self._changed.notify()
+
+    def cancel(self) -> None:
+        """Return once it has no connection. Again and again: between two statements there is none to end."""
+        with self._changed:
+            self._is_cancelled = True
+            while self._connection is not None:
+                with contextlib.suppress(psycopg.Error):
+                    self._connection.cancel_safe(timeout=5)
+                self._changed.wait(0.2)
+
+
+#: the call of a task that this thread runs
+_CALL: ContextVar[_Call | None] = ContextVar("call", default=None)
+
+
+def in_thread(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The same method, which does not block the event loop. A task that is cancelled cancels its statement."""
+
+    @functools.wraps(method)
+    async def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        mine = _Call()
+
+        def run() -> Any:
+            _CALL.set(mine)  # in the copy of the context that to_thread makes
+            return getattr(self, method.__name__)(*arguments, **named)
+
+        try:
+            return await asyncio.to_thread(run)
+        except asyncio.CancelledError:
+            # not here: that would block the event loop, and a task can be cancelled again while it waits
+            threading.Thread(target=mine.cancel, daemon=True).start()
+            raise
+
+    return call
+
+
 class Database:
     """Up to four connections as the role of a DSN, each opened when it is needed. For several threads."""
 
@@ -265,7 +326,8 @@ class Database:
         """A connection, whose transaction is committed at the end."""
         if self._process != os.getpid():  # forked, as web servers do it: connections are still the other process's
             self._pool, self._process = self._make(), os.getpid()
-        with self._pool.connection() as connection:
+        call = _CALL.get()
+        with self._pool.connection() as connection, call.using(connection) if call else contextlib.nullcontext():
             # behind a pooler it can be another session each time
             likeness = pinned(connection, PIN_TRANSACTION, self.schemas.likeness)
             if likeness != self._likeness:

@@ -1,6 +1,6 @@
 """LangChain: a vector store, a retriever and a chat history. Needs ``pip install ".[langchain]"``.
 
-Async methods run the others in a thread of LangChain's, each on a connection of its own.
+Async methods run the others in threads, each on a connection of its own; a task that is cancelled ends its statement.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from psycopg.types.json import Jsonb
 from pydantic import PrivateAttr, model_validator
 
 from ml_rag.errors import MlRagError
-from ml_rag.integrations.database import Database, asked, citation_id, keys_of, with_source
+from ml_rag.integrations.database import Database, asked, citation_id, in_thread, keys_of, with_source
 from ml_rag.integrations.names import refuse_unknown
 from ml_rag.integrations.store import NO_WORDS, Row, Store, listed, narrowed, path
 
@@ -228,6 +228,13 @@ class MlRagVectorStore(VectorStore):
         rows = self._search(NO_WORDS, fetch_k, filter, options, embedding, "fetch_k")
         return _marginal(rows, embedding, k, lambda_mult)
 
+    aadd_texts, adelete, aget_by_ids = in_thread(add_texts), in_thread(delete), in_thread(get_by_ids)
+    asimilarity_search = in_thread(similarity_search)
+    asimilarity_search_with_score = in_thread(similarity_search_with_score)
+    asimilarity_search_by_vector = in_thread(similarity_search_by_vector)
+    amax_marginal_relevance_search = in_thread(max_marginal_relevance_search)
+    amax_marginal_relevance_search_by_vector = in_thread(max_marginal_relevance_search_by_vector)
+
     def create_index(self) -> None:
         """Build the approximate index (hnsw) unless it is there: after the first large load."""
         self._store.index(self._distance_metric)
@@ -322,6 +329,8 @@ class MlRagRetriever(BaseRetriever):
         rows = self._database.found(self._database.schemas.search, asked(query, wanted))
         return [_cited(row) for row in rows]
 
+    _aget_relevant_documents = in_thread(_get_relevant_documents)
+
     def close(self) -> None:
         """End the connections."""
         self._database.close()
@@ -369,6 +378,9 @@ class MlRagChatMessageHistory(BaseChatMessageHistory):
     @property
     def messages(self) -> list[BaseMessage]:
         """All messages, oldest first; an answer has its citations in ``additional_kwargs``."""
+        return self._messages()
+
+    def _messages(self) -> list[BaseMessage]:
         query = sql.SQL(
             "SELECT m.query, m.text, m.citations FROM ml_rag.message AS m"
             " WHERE m.conversation_id = %(id)s AND m.role = current_user ORDER BY m.turn"
@@ -404,6 +416,8 @@ class MlRagChatMessageHistory(BaseChatMessageHistory):
         """Delete the conversation."""
         with self._database.transaction() as connection:
             connection.execute("SELECT ml_rag.forget_conversation(%s)", (self.conversation_id,))
+
+    aget_messages, aadd_messages, aclear = in_thread(_messages), in_thread(add_messages), in_thread(clear)
 
     def close(self) -> None:
         """End the connections."""

@@ -1,14 +1,12 @@
 """LlamaIndex: a vector store and a retriever. Needs ``pip install ".[llama-index]"``.
 
 A node is a segment; the nodes of one source document are one document of the store, in the order in which they came.
-Async methods run the others in threads, each on a connection of its own.
+Async methods run the others in threads, each on a connection of its own; a task that is cancelled ends its statement.
 """
 
 from __future__ import annotations
 
-import asyncio
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -26,7 +24,7 @@ from llama_index.core.vector_stores.types import (
 )
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 
-from ml_rag.integrations.database import Database, asked, citation_id, is_loaded, keys_of, with_source
+from ml_rag.integrations.database import Database, asked, citation_id, in_thread, is_loaded, keys_of, with_source
 from ml_rag.integrations.names import refuse_unknown
 from ml_rag.integrations.store import NO_WORDS, Row, Store, narrowed, number, path
 
@@ -92,16 +90,6 @@ def _condition(one: MetadataFilter) -> dict[str, Any]:
         text = one.value.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
         return {key: {"like" if one.operator == FilterOperator.TEXT_MATCH else "ilike": f"%{text}%"}}
     raise ValueError(f"operator {one.operator.value!r} with {one.value!r} has no counterpart in ml_rag")
-
-
-def _in_thread(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The same method, which does not block the event loop."""
-
-    @functools.wraps(method)
-    async def call(self: Any, *arguments: Any, **named: Any) -> Any:
-        return await asyncio.to_thread(getattr(self, method.__name__), *arguments, **named)
-
-    return call
 
 
 class MlRagVectorStore(BasePydanticVectorStore):
@@ -218,8 +206,8 @@ class MlRagVectorStore(BasePydanticVectorStore):
             ids=[r["id"] for r in rows],
         )
 
-    async_add, adelete, adelete_nodes = _in_thread(add), _in_thread(delete), _in_thread(delete_nodes)
-    aget_nodes, aclear, aquery = _in_thread(get_nodes), _in_thread(clear), _in_thread(query)
+    async_add, adelete, adelete_nodes = in_thread(add), in_thread(delete), in_thread(delete_nodes)
+    aget_nodes, aclear, aquery = in_thread(get_nodes), in_thread(clear), in_thread(query)
 
     def create_index(self) -> None:
         """Build the approximate index (hnsw) unless it is there: after the first large load."""
@@ -274,7 +262,7 @@ class MlRagRetriever(BaseRetriever):
             for row in self._database.found(self._database.schemas.search, query)
         ]
 
-    _aretrieve = _in_thread(_retrieve)
+    _aretrieve = in_thread(_retrieve)
 
     def close(self) -> None:
         """End the connections."""
