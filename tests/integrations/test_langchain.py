@@ -515,6 +515,9 @@ async def test_a_task_that_is_cancelled_gives_its_connection_back(
         lambda: boats.aadd_documents([Document("raft", id="e")]),
         lambda: boats.adelete(["a"]),
     )
+    await cancel(
+        "boats", lambda: MlRagVectorStore.afrom_texts(["raft"], ids=["e"], dsn=asker_dsn, store="public.boats")
+    )
     await cancel("boats", *[lambda: retriever.ainvoke("red boat")] * 4)
     await cancel(
         "conversation", lambda: history.aadd_messages([HumanMessage("hello")]), history.aclear, schema="ml_rag"

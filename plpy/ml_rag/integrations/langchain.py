@@ -260,6 +260,12 @@ class MlRagVectorStore(VectorStore):
         made.add_texts(texts, metadatas, ids=ids)
         return made
 
+    @classmethod
+    async def afrom_texts(cls, *arguments: Any, **named: Any) -> MlRagVectorStore:
+        """The same, in a thread."""
+        made: MlRagVectorStore = await in_thread(cls.from_texts)(cls, *arguments, **named)
+        return made
+
 
 def _check_count(name: str, count: int, least: int) -> None:
     if not least <= count <= _MOST:
