@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
+from langchain_core.load import dumps
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 
 from ml_rag.errors import MlRagError
@@ -471,7 +472,9 @@ def test_the_retriever_takes_options_and_only_reads(boats: MlRagVectorStore, ask
         retriever.invoke("boat", options={"vector_store": ["public.nothing"]})
     with retriever._database.transaction() as connection, error("25006", ours=False):
         connection.execute("CREATE TABLE x ()")
-    assert asker_dsn not in repr(retriever)
+    for shown in (repr(retriever), str(retriever.model_dump()), retriever.model_dump_json(), dumps(retriever)):
+        assert "made for a test" not in shown
+    assert retriever.model_copy().dsn == asker_dsn
     retriever.close()
 
 

@@ -22,7 +22,7 @@ from langchain_core.vectorstores import VectorStore
 from langchain_core.vectorstores.utils import maximal_marginal_relevance
 from psycopg import sql
 from psycopg.types.json import Jsonb
-from pydantic import PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from ml_rag.errors import MlRagError
 from ml_rag.integrations.database import Database, asked, citation_id, in_thread, keys_of, with_source
@@ -296,7 +296,8 @@ class MlRagRetriever(BaseRetriever):
     document is that of its segment, with the other columns of ``ml_rag_search`` beside it.
     """
 
-    dsn: str
+    #: it may hold a password
+    dsn: str = Field(exclude=True, repr=False)
     k: int | None = None
     options: dict[str, Any] = {}  # noqa: RUF012 - a field, which pydantic copies
     _database: Database = PrivateAttr()
@@ -312,10 +313,6 @@ class MlRagRetriever(BaseRetriever):
         """Connect."""
         super().model_post_init(context)
         self._database = Database(self.dsn, name="ml_rag langchain", read_only=True)
-
-    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        """Without the DSN, which may hold a password."""
-        return [(name, value) for name, value in super().__repr_args__() if name != "dsn"]
 
     def _get_relevant_documents(
         self,
