@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import cached_property
 from typing import Any
 
 from ml_rag import files
@@ -29,7 +30,7 @@ _USER = re.compile(r"\b(https?://)[^/\s?#]*@", re.IGNORECASE)
 _HIDDEN = re.compile(r"/\.(?!\.?(?:/|\Z))")
 #: in a name: that of ``_own_name``, and what asks for something else than a document below a folder
 _NUMBER = re.compile(r"\?(\d{1,9})(?=(?:\.[^./]*)?\Z)")
-_ELSEWHERE = re.compile(r"[?#]|/(?:\.|%2e){1,2}(?:/|\Z)", re.IGNORECASE)
+_ELSEWHERE = re.compile(r"[?#]|(?:[/\\]|%2f|%5c)(?:\.|%2e){1,2}(?:[/\\]|%2f|%5c|\Z)", re.IGNORECASE)
 #: bytes of a reply of the web, such as the page that lists a folder
 _MOST_REPLY = files.MAX_DOCUMENT_BYTES
 
@@ -142,6 +143,12 @@ class Address:
         # most file systems leave out the last slash
         return self._path.rstrip("/")
 
+    @cached_property
+    def _files_now(self) -> Any:
+        """The file system, which does not answer from the listing of the beginning any more."""
+        self._files.invalidate_cache()
+        return self._files
+
     def is_gone(self, name: str) -> bool:
         """Whether a document of a name that begins with the prefix is gone; not, while that is not known."""
         from fsspec.utils import glob_translate
@@ -158,10 +165,9 @@ class Address:
                     return int(number[1]) > len(same)
             if _ELSEWHERE.search(rest):  # no load gives such a name, but a row can have it
                 return True
-        # it can be hidden, have no link, or be there only since the listing, which the library may keep
-        self._files.invalidate_cache()
+        # it can be hidden, have no link, or be there only since the listing
         try:
-            info = self._files.info(base + rest)
+            info = self._files_now.info(base + rest)
         except FileNotFoundError as error:
             # of the web it stands for each error
             return not self._is_web or getattr(error.__cause__, "status", None) in (404, 410)
