@@ -534,6 +534,18 @@ async def test_a_task_that_is_cancelled_gives_its_connection_back(
         one.close()
 
 
+class Exhausted(DeterministicFakeEmbedding):
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        raise StopIteration(7)
+
+
+async def test_an_embedding_that_ends_an_iteration_is_an_error(asker_dsn: str) -> None:
+    store = MlRagVectorStore(asker_dsn, "public.exhausted", Exhausted(size=6))
+    with pytest.raises(RuntimeError, match=r"StopIteration\(7\)"):
+        await store.aadd_texts(["x"])
+    store.close()
+
+
 def test_a_lost_connection_is_opened_again(db: Database, boats: MlRagVectorStore) -> None:
     boats.similarity_search("boat", 1)
     ended = db.connect().execute(

@@ -282,7 +282,10 @@ def in_thread(method: Callable[..., Any]) -> Callable[..., Any]:
 
         def run() -> Any:
             _CALL.set(mine)  # in the copy of the context that to_thread makes
-            return getattr(self, method.__name__)(*arguments, **named)
+            try:
+                return getattr(self, method.__name__)(*arguments, **named)
+            except StopIteration as error:  # of an embedding, say: a future that had it would have no end
+                raise RuntimeError(repr(error)) from error
 
         try:
             return await asyncio.to_thread(run)
