@@ -38,7 +38,7 @@ BEGIN
         EXECUTE concat('SELECT count(*) ', ml_rag._pending_nodes(ml_rag._look_up(store, name, false)))
           INTO pending;
       END IF;
-    EXCEPTION WHEN OTHERS THEN
+    EXCEPTION WHEN assert_failure OR OTHERS THEN
       pending := NULL;
     END;
     RETURN NEXT;

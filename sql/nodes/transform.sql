@@ -90,7 +90,7 @@ BEGIN
                  n.nspname, p.proname)
                FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace WHERE p.oid = _function)
         INTO nodes USING segment;
-    EXCEPTION WHEN OTHERS THEN
+    EXCEPTION WHEN assert_failure OR OTHERS THEN
       GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL;
       error := jsonb_build_object('sqlstate', SQLSTATE, 'message', left(SQLERRM, 500),
         'detail', nullif(left(_detail, 500), ''));

@@ -41,7 +41,7 @@ BEGIN
           SELECT min(w.value::timestamptz)
           FROM ml_rag._read_waiting(relation, 'min(pg_xact_commit_timestamp(t.xmin))') AS w (value)) END;
       END IF;
-    EXCEPTION WHEN OTHERS THEN
+    EXCEPTION WHEN assert_failure OR OTHERS THEN
       pending := NULL;
       reason := SQLERRM;
     END;

@@ -618,6 +618,30 @@ def test_a_function_makes_the_nodes(store: Connection) -> None:
     assert errors == [("AB123", "no swans", "none")]
 
 
+def test_a_failed_assert_is_an_error_of_its_text_or_table_only(db: Database, store: Connection) -> None:
+    role = db.role("asker")
+    store.execute(f"CREATE SCHEMA theirs AUTHORIZATION {role}")
+    asker = db.connect("asker")
+    asker.execute(
+        "CREATE FUNCTION theirs.fail(t text) RETURNS SETOF text LANGUAGE plpgsql AS"
+        " $$ BEGIN ASSERT t <> 'Two.', 'not two'; RETURN NEXT t; END $$"
+    )
+    for name in ("mine", "others"):
+        asker.execute(f"CREATE TABLE theirs.{name} (id int PRIMARY KEY, segment text)".encode())
+        asker.execute(f"INSERT INTO theirs.{name} VALUES (1, 'One.'), (2, 'Two.'), (3, 'Three.')".encode())
+        made = create(asker, "n", f"theirs.{name}", transform="theirs.fail", embed=False)
+        assert (made["nodes"], made["failed"]) == (2, 1)
+    errors = asker.execute("SELECT sqlstate, message FROM ml_rag.node_group_error").fetchall()
+    assert errors == [("P0004", "not two")] * 2
+    asker.execute(
+        "CREATE FUNCTION theirs.hide() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN ASSERT false; END';"
+        "CREATE POLICY p ON theirs.mine USING (theirs.hide());"
+        "ALTER TABLE theirs.mine ENABLE ROW LEVEL SECURITY; ALTER TABLE theirs.mine FORCE ROW LEVEL SECURITY"
+    )
+    found = asker.execute("SELECT store::text, pending FROM ml_rag.node_group ORDER BY 1").fetchall()
+    assert found == [("theirs.mine", None), ("theirs.others", 0)]
+
+
 def test_a_function_needs_execute_and_an_owner_who_is_trusted(db: Database, store: Connection) -> None:
     store.execute(
         "CREATE SCHEMA own; CREATE FUNCTION own.f(t text) RETURNS SETOF text LANGUAGE sql AS 'SELECT t';"

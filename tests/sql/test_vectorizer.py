@@ -627,6 +627,26 @@ def test_rows_that_are_hidden_from_the_owner(db: Database, owner: Connection, mo
         run(asker)
 
 
+def test_a_table_whose_policy_asserts_hides_no_other_from_the_view(
+    db: Database, owner: Connection, models: ModelsServer
+) -> None:
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    asker = db.connect("asker")
+    for name in ("items", "others"):
+        asker.execute(ITEMS.replace("items", name))
+        create(asker, name)
+    asker.execute("INSERT INTO items VALUES (1, 'lamp')")
+    asker.execute(
+        "CREATE FUNCTION fail() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN ASSERT false; END';"
+        "CREATE POLICY p ON items USING (public.fail());"
+        "ALTER TABLE items ENABLE ROW LEVEL SECURITY; ALTER TABLE items FORCE ROW LEVEL SECURITY"
+    )
+    assert asker.execute("SELECT relation::text, pending, reason FROM ml_rag.vectorizer ORDER BY 1").fetchall() == [
+        ("items", None, "assertion failed"),
+        ("others", 0, None),
+    ]
+
+
 def test_a_trigger_of_anybody_with_any_argument_does_not_break_the_views(db: Database, items: Connection) -> None:
     items.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
     asker = db.connect("asker")
