@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 from psycopg.conninfo import make_conninfo
@@ -240,6 +241,41 @@ def test_notifications_without_end_keep_it_from_nothing_but_sleep(db: Database, 
         for connection in opened:
             connection.close()
     assert looks[-1] - looks[0] > 5 * 0.02 / LOOKING * 0.9
+
+
+def test_notifications_do_not_fill_its_memory(db: Database, items: Connection) -> None:
+    """Any role may send them, while it sleeps and while it waits for a reply."""
+    stranger, gate = db.connect("stranger"), db.connect()
+    items.execute(
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM pg_advisory_xact_lock_shared(42); RETURN NEW; END $$;"
+        "CREATE TRIGGER slow BEFORE UPDATE ON items FOR EACH ROW EXECUTE FUNCTION slow()"
+    )
+
+    def notify() -> None:
+        each = "SELECT pg_notify('ml_rag_vectorizer', n || repeat('x', 7900)) FROM generate_series(1, 10000) AS n"
+        stranger.execute(f"SELECT count(*) FROM ({each}) AS s".encode())
+
+    with worker(db, "--idle", "3600") as process:
+
+        def most() -> int:
+            """The megabytes of memory that it has had."""
+            lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) // 1024
+
+        wait_until(lambda: is_listening(items))
+        before = most()
+        notify()
+        gate.execute("SELECT pg_advisory_lock(42)")
+        items.execute("INSERT INTO items VALUES (10, 'hat', 'of straw')")
+        waiting = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 42 AND NOT granted"
+        wait_until(lambda: items.execute(waiting).fetchone() is not None)
+        notify()
+        gate.execute("SELECT pg_advisory_unlock(42)")
+        wait_until(lambda: pending(items) == 0)
+        items.execute("INSERT INTO items VALUES (11, 'cap', 'of wool')")
+        wait_until(lambda: pending(items) == 0)
+        assert most() < before + 32
 
 
 def test_a_worker_for_each_owner_gives_none_the_rights_of_another(

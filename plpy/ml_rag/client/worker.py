@@ -6,8 +6,11 @@ few batches, so that a bulk load of one does not hold up the others.
 
 from __future__ import annotations
 
+import select
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -83,7 +86,7 @@ class Metrics:
 
 @dataclass
 class Worker:
-    """One connection, and the tables that the role behind it owns."""
+    """A connection, and the tables that the role behind it owns."""
 
     dsn: str
     #: batches of one turn at a table
@@ -104,8 +107,15 @@ class Worker:
         connection.execute(
             "SELECT set_config('lock_timeout', '30s', false) WHERE current_setting('lock_timeout') = '0'"
         )
-        connection.execute("LISTEN ml_rag_vectorizer")
         return connection
+
+    @contextmanager
+    def listening(self) -> Iterator[psycopg.Connection[Any]]:
+        """A connection of its own, that is never read: one that waits for replies keeps in memory whatever any role
+        notifies meanwhile."""
+        with closing(psycopg.connect(self.dsn, autocommit=True, application_name="ml-rag worker")) as listener:
+            listener.execute("LISTEN ml_rag_vectorizer")
+            yield listener
 
     def run(self, *, once: bool) -> None:
         """Work until interrupted; ``once``: until nothing waits.
@@ -113,25 +123,28 @@ class Worker:
         Raises psycopg.Error where ``once`` meets an error, or the first connection fails.
         """
         connection = self.connect()
-        lost = Backoff()
         if self.work:
             connection.add_notice_handler(self.work.heard)
+        if once:
+            while self.turn(connection, once=True):
+                pass
+            return
+        lost = Backoff()
         while True:
             try:
                 if connection.closed:
                     connection = self.connect()
-                looked = time.monotonic()
-                while self.turn(connection, once=once):
-                    lost = Backoff()
-                    looked = time.monotonic()
-                if once:
-                    return
-                until = looked + min(self.idle, (time.monotonic() - looked) / LOOKING)
-                self.sleep(connection)
+                began = time.monotonic()
+                with self.listening() as listener:  # before it looks, so that nothing is missed
+                    if self.turn(connection, once=False):
+                        lost = Backoff()
+                        continue
+                    until = began + min(self.idle, (time.monotonic() - began) / LOOKING)
+                    self.sleep(listener, began)
                 time.sleep(max(0.0, until - time.monotonic()))
                 lost = Backoff()
             except psycopg.Error as error:
-                if once or not (connection.closed or isinstance(error, psycopg.OperationalError)):
+                if not (connection.closed or isinstance(error, psycopg.OperationalError)):
                     raise
                 connection.close()
                 if self.metrics:
@@ -193,14 +206,11 @@ class Worker:
             report(line.format(**result, why=why))
         return bool(result["embedded"] or result["failed"])
 
-    def sleep(self, connection: psycopg.Connection[Any]) -> None:
-        """Until a table is written to, or a table that failed is due, or long enough."""
+    def sleep(self, listener: psycopg.Connection[Any], looked: float) -> None:
+        """Until a table is written to, or a table that failed is due since it ``looked``, or long enough."""
         now = time.monotonic()
-        due = [backoff.until - now for backoff in self.backoffs.values()]
-        seconds = max(0.05, min([self.idle, *due]))
-        # those that came while something else was asked come first
-        for _ in connection.notifies(timeout=seconds, stop_after=1):
-            pass
+        due = [backoff.until - now for backoff in self.backoffs.values() if backoff.until > looked]
+        select.select([listener], [], [], max(0.05, min([self.idle, *due])))
 
 
 def report(line: str) -> None:
