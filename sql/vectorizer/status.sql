@@ -1,11 +1,11 @@
 -- status: which vectorizers there are, and how far each is.
 
-CREATE FUNCTION ml_rag._vectorizers()
+CREATE FUNCTION ml_rag._vectorizers(asked oid DEFAULT NULL)
 RETURNS TABLE (relation regclass, options jsonb, pending bigint, oldest_pending timestamptz, failed bigint,
   rows bigint, truncated bigint, reason text)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
--- purpose: the vectorizers of tables that the caller owns; what is read of the table itself is null where
--- that could run code of a role that is not trusted, or where it fails, and reason says why
+-- purpose: the vectorizers of tables that the caller owns, or that of one; what is read of the table itself
+-- is null where that could run code of a role that is not trusted, or where it fails, and reason says why
 -- Whoever owns a table may make a trigger with anything as its argument.
 -- Reads: the tables, as the caller; ml_rag.vectorizer_error, ml_rag.vectorizer_truncated
 DECLARE
@@ -17,6 +17,7 @@ BEGIN
   FOR _one IN
     SELECT c.oid, c.reltuples FROM pg_class AS c
     WHERE c.oid = ANY (ml_rag._vectorized()) AND ml_rag._has_vectorizer(c.oid)
+      AND c.oid = coalesce(asked, c.oid)
     ORDER BY c.oid
   LOOP
     relation := _one.oid;

@@ -46,7 +46,7 @@ def is_listening(connection: Connection, n: int = 1) -> bool:
     statement = (
         "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'ml-rag worker' AND state = 'idle'"
         # it has looked for what waits, and sleeps
-        " AND datname = current_database() AND query LIKE '%%FROM ml_rag.vectorizer AS v%%'"
+        " AND datname = current_database() AND query ~ 'ml_rag\\._vectorize'"
     )
     return connection.execute(statement).fetchone() == (n,)
 
@@ -276,6 +276,45 @@ def test_notifications_do_not_fill_its_memory(db: Database, items: Connection) -
         items.execute("INSERT INTO items VALUES (11, 'cap', 'of wool')")
         wait_until(lambda: pending(items) == 0)
         assert most() < before + 32
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("ASSERT false", ""),
+        ("RAISE 'not now' USING ERRCODE = '57014'", "shop.first: again in 1 s: not now (57014)"),
+        ("PERFORM pg_terminate_backend(pg_backend_pid())", "the database is not to be reached; again in 1 s"),
+    ],
+    ids=["assert", "canceled", "terminated"],
+)
+def test_a_table_that_cannot_be_looked_at_holds_up_no_other(
+    db: Database, owner: Connection, models: ModelsServer, statement: str, said: str
+) -> None:
+    name = f"{db.name}_shop"
+    owner.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'made for a test'; CREATE SCHEMA shop AUTHORIZATION {name}")
+    try:
+        owner.execute(f"GRANT ml_rag_user TO {name}; SET ROLE {name}")
+        for table in ("first", "second"):
+            owner.execute(f"CREATE TABLE shop.{table} (id integer PRIMARY KEY, name text)")
+            create(owner, f"shop.{table}", "name")
+        owner.execute(
+            "CREATE FUNCTION shop.fail() RETURNS boolean LANGUAGE plpgsql AS"
+            f" $$ BEGIN {statement}; RETURN true; END $$;"
+            "ALTER TABLE shop.first ENABLE ROW LEVEL SECURITY; ALTER TABLE shop.first FORCE ROW LEVEL SECURITY;"
+            "CREATE POLICY p ON shop.first USING (shop.fail()) WITH CHECK (true); RESET ROLE"
+        )
+        owner.execute("INSERT INTO shop.first VALUES (1, 'x'); INSERT INTO shop.second VALUES (1, 'y')")
+        dsn = make_conninfo(db.dsn, dbname=db.name, user=name, password="made for a test")
+        with worker(db, "--idle", "0.2", "--dsn", dsn) as process:
+            embedded = "SELECT count(segment_embedding) FROM shop.second"
+            wait_until(lambda: owner.execute(embedded).fetchone() == (1,))
+            process.send_signal(signal.SIGTERM)
+            _, log = process.communicate(timeout=10)
+        assert process.returncode == 0
+        assert said in log, log
+    finally:
+        owner.execute("RESET ROLE; DROP SCHEMA shop CASCADE")
+        owner.execute(f"DROP OWNED BY {name} CASCADE; DROP ROLE {name}")
 
 
 def test_a_worker_for_each_owner_gives_none_the_rights_of_another(

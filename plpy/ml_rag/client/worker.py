@@ -9,11 +9,11 @@ from __future__ import annotations
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import psycopg
@@ -33,9 +33,14 @@ if TYPE_CHECKING:
 LOOKING = 0.1
 #: seconds after the first failure, twice as long after each further one, up to the last
 BACKOFF = (1.0, 300.0)
+#: the tables; what one of them has, if it can be read
+_LISTED = "SELECT v::bigint, v::regclass::text FROM unnest(ml_rag._vectorized()) AS v ORDER BY 1"
+_STATE = "SELECT v.pending, v.failed FROM ml_rag._vectorizers(%s::oid) AS v WHERE v.pending IS NOT NULL"
 #: whether the owners of a table, and of what a run fills, are trusted, as ml_rag.vectorizer asks it
 _TRUSTED = """SELECT ml_rag._are_trusted(%(relation)s::oid
   || ml_rag._parts(coalesce(ml_rag._segment_table(%(relation)s::oid)::oid, %(relation)s::oid)))"""
+
+Got = TypeVar("Got")
 
 
 @dataclass
@@ -98,7 +103,8 @@ class Worker:
     work: Task | None = None
     #: rows that it is done with
     done: int = 0
-    backoffs: dict[int, Backoff] = field(default_factory=dict)
+    #: by the step that failed, and the table
+    backoffs: dict[tuple[str, int], Backoff] = field(default_factory=dict)
 
     def connect(self) -> psycopg.Connection[Any]:
         connection = psycopg.connect(self.dsn, autocommit=True, application_name="ml-rag worker")
@@ -156,10 +162,12 @@ class Worker:
     def turn(self, connection: psycopg.Connection[Any], *, once: bool) -> bool:
         """A turn at each table where something waits; whether anything was done."""
         refuse_borrowed_role(connection, PIN)  # the extension may have been dropped
-        states = connection.execute(
-            "SELECT v.relation::oid::bigint, v.relation::text, v.pending, v.failed FROM ml_rag.vectorizer AS v"
-            " WHERE v.pending IS NOT NULL ORDER BY 1"
-        ).fetchall()
+        listed = dict(connection.execute(_LISTED).fetchall())
+        states = []
+        for relation, name in listed.items():
+            look = partial(connection.execute, _STATE, (relation,))
+            found = self.apart(connection, ("look", relation), name, look, once=once)
+            states += [(relation, name, *row) for row in found or ()]
         if self.metrics:
             self.metrics.look([(name, pending, failed) for _, name, pending, failed in states])
         if self.work:
@@ -168,24 +176,42 @@ class Worker:
         for relation, name, pending, _ in states:
             if not pending:
                 continue
-            backoff = self.backoffs.setdefault(relation, Backoff())
-            if backoff.until > time.monotonic():
-                continue
             began = time.monotonic()
-            try:
-                done |= self.embed(connection, relation, name)
-            except psycopg.Error as error:
-                if self.metrics:
-                    self.metrics.errors.labels(name, error.sqlstate or "").inc()
-                if once or connection.closed:
-                    raise
-                seconds = backoff.fail(time.monotonic())
-                report(f"{name}: again in {seconds:.0f} s: {reason(error)}")
-            else:
-                del self.backoffs[relation]
+            embed = partial(self.embed, connection, relation, name)
+            was_done = self.apart(connection, ("embed", relation), name, embed, once=once)
+            if was_done is not None:
+                done |= was_done
                 if self.metrics:
                     self.metrics.seconds.labels(name).observe(time.monotonic() - began)
         return done
+
+    def apart(
+        self,
+        connection: psycopg.Connection[Any],
+        key: tuple[str, int],
+        name: str,
+        step: Callable[[], Got],
+        *,
+        once: bool,
+    ) -> Got | None:
+        """What a step with one table gives; None if it fails, or has failed before and is left alone: others go on."""
+        backoff = self.backoffs.setdefault(key, Backoff())
+        if backoff.until > time.monotonic():
+            return None
+        try:
+            result = step()
+        except psycopg.Error as error:
+            seconds = backoff.fail(time.monotonic())
+            if connection.closed:  # by the table, perhaps: it is left alone for longer than the database
+                backoff.until += seconds
+            if self.metrics:
+                self.metrics.errors.labels(name, error.sqlstate or "").inc()
+            if once or connection.closed:
+                raise
+            report(f"{name}: again in {seconds:.0f} s: {reason(error)}")
+            return None
+        del self.backoffs[key]
+        return result
 
     def embed(self, connection: psycopg.Connection[Any], relation: int, name: str) -> bool:
         """A few batches of one table; whether there were any. None of one that was given away since it was listed."""
