@@ -14,7 +14,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -42,6 +42,7 @@ from ml_rag.integrations.gateway.answer import Answer, Pieces
 from ml_rag.integrations.gateway.citations import renumbered, sources, titles, url_citations, without_list
 from ml_rag.integrations.gateway.question import BODY, question
 from ml_rag.integrations.gateway.refused import Refused
+from ml_rag.integrations.waiting import Stream
 from support.cluster import Database
 from support.forward import by_tcp
 from support.processes import free_port, wait_for_port, wait_until
@@ -1174,6 +1175,29 @@ def test_connections_that_read_no_answer_keep_nobody_out(boats: Gateway, monkeyp
             while more := many.recv(65536):
                 got += more
         assert got.count(b"200 OK") < 100
+
+
+@pytest.mark.parametrize("begun", [0, 1])
+async def test_the_work_for_a_reply_ends_with_it(begun: int) -> None:
+    """Also where the client has gone before any of it is sent."""
+    work = [asyncio.create_task(asyncio.sleep(60)) for _ in range(2)]
+    sent = []
+
+    async def pieces() -> AsyncIterator[str]:
+        yield "a"
+        yield "b"
+
+    async def receive() -> Any:
+        await asyncio.sleep(60)
+
+    async def send(message: Any) -> None:
+        if len(sent) == begun:
+            raise RuntimeError("the handler is closed")
+        sent.append(message)
+
+    with pytest.raises(RuntimeError, match="the handler is closed"):
+        await Stream(pieces(), "text/plain", work)({"type": "http"}, receive, send)
+    assert [one.cancelled() for one in work] == [True, True]
 
 
 async def _heard(request: Request) -> Response:

@@ -24,7 +24,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -33,7 +33,7 @@ from ml_rag.integrations import chart, documents, marked, picture
 from ml_rag.integrations.database import PRESETS, Query, Reader, asked, keys_of, worded
 from ml_rag.integrations.fields import OPTIONS, Field, Wrong, fields, joined, parsed, split
 from ml_rag.integrations.journey import Journey, key, look, moves, retrieve, write
-from ml_rag.integrations.waiting import cancelled_once, waited_for
+from ml_rag.integrations.waiting import Stream, cancelled_once, waited_for
 from ml_rag.search_path import refuse_borrowed_role, refuse_borrowed_role_async
 
 #: characters of a question
@@ -323,18 +323,14 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
 
         async def content() -> AsyncIterator[str]:
             ready: list[str] = []
-            try:
-                async for piece in environment.get_template(template).generate_async(who=who, marks=marks, **values):
-                    ready.append(piece)
-                    if FLUSH in piece:
-                        yield "".join(ready).replace(FLUSH, " ")
-                        ready.clear()
-                yield "".join(ready)
-            finally:  # where the browser has gone away, its statements end
-                for task in tasks:
-                    task.cancel()
+            async for piece in environment.get_template(template).generate_async(who=who, marks=marks, **values):
+                ready.append(piece)
+                if FLUSH in piece:
+                    yield "".join(ready).replace(FLUSH, " ")
+                    ready.clear()
+            yield "".join(ready)
 
-        return StreamingResponse(content(), media_type="text/html", headers=_HEADERS)
+        return Stream(content(), "text/html", tasks, _HEADERS)
 
     def asked_of(request: Request) -> dict[str, str]:
         """The question, its options and those beside them, as they were typed."""

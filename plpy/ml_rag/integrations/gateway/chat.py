@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from ml_rag.integrations.gateway.answer import Answer, Pieces
 from ml_rag.integrations.gateway.gate import COMMENT, Gate, coming
 from ml_rag.integrations.gateway.question import question, read_body
 from ml_rag.integrations.gateway.refused import Refused
-from ml_rag.integrations.waiting import end, waited_for
+from ml_rag.integrations.waiting import Stream, waited_for
 
 
 async def completions(gate: Gate, request: Request) -> Response:
@@ -30,7 +30,7 @@ async def completions(gate: Gate, request: Request) -> Response:
     if pieces is not None:
         wanted = body.get("stream_options")
         with_usage = isinstance(wanted, dict) and bool(wanted.get("include_usage"))
-        return StreamingResponse(_stream(about, work, pieces, with_usage), media_type="text/event-stream")
+        return Stream(_stream(about, work, pieces, with_usage), "text/event-stream", [work])
     answer = await waited_for(request, work)
     message = {"role": "assistant", "refusal": None, **_said(answer)}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
@@ -65,25 +65,22 @@ async def _stream(
         usage = {"usage": None} if with_usage else {}
         return _event({**about, "object": "chat.completion.chunk", "choices": choices, **usage, **more})
 
+    yield event({"role": "assistant", "content": ""})
+    async for piece in coming(work, pieces):
+        yield event({"content": piece}) if piece else COMMENT
     try:
-        yield event({"role": "assistant", "content": ""})
-        async for piece in coming(work, pieces):
-            yield event({"content": piece}) if piece else COMMENT
-        try:
-            answer = await work
-        except Refused as error:
-            yield _event(error.body)
-            return
-        said = _said(answer)
-        if pieces.text:
-            said["content"] = answer.text[len(pieces.text) :]
-        yield event(said)
-        yield event({}, answer.finish_reason, ml_rag=answer.rest)
-        if with_usage:
-            yield event(None, usage=_usage(answer))
-        yield "data: [DONE]\n\n"
-    finally:
-        await end(work)
+        answer = await work
+    except Refused as error:
+        yield _event(error.body)
+        return
+    said = _said(answer)
+    if pieces.text:
+        said["content"] = answer.text[len(pieces.text) :]
+    yield event(said)
+    yield event({}, answer.finish_reason, ml_rag=answer.rest)
+    if with_usage:
+        yield event(None, usage=_usage(answer))
+    yield "data: [DONE]\n\n"
 
 
 def _event(content: Mapping[str, Any]) -> str:

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from ml_rag.integrations.gateway.answer import Answer, Pieces
 from ml_rag.integrations.gateway.gate import COMMENT, Gate, coming
 from ml_rag.integrations.gateway.question import question, read_body
 from ml_rag.integrations.gateway.refused import Refused
-from ml_rag.integrations.waiting import end, waited_for
+from ml_rag.integrations.waiting import Stream, waited_for
 
 #: parameters that a chat completion has under the same name
 _SAME = ("model", "temperature", "top_p", "tool_choice")
@@ -41,7 +41,7 @@ async def responses(gate: Gate, request: Request) -> Response:
     pieces = Pieces(gate.config) if body.get("stream") else None
     work = await gate.start(asker, gate.answer(asker, asked, pieces))
     if pieces is not None:
-        return StreamingResponse(_stream(about, work, pieces), media_type="text/event-stream")
+        return Stream(_stream(about, work, pieces), "text/event-stream", [work])
     answer = await waited_for(request, work)
     return JSONResponse({**about, **_done(answer, _message(answer, _new_message()))})
 
@@ -118,48 +118,45 @@ async def _stream(about: Mapping[str, Any], work: asyncio.Task[Answer], pieces: 
         "output": [],
         "usage": None,
     }
-    try:
-        for kind in ("response.created", "response.in_progress"):
-            yield event(kind, response={**about, **unfinished})
-        begun = _new_message()
-        item, place = {"output_index": 0}, {"output_index": 0, "content_index": 0, "item_id": begun["id"]}
-        is_open = False
+    for kind in ("response.created", "response.in_progress"):
+        yield event(kind, response={**about, **unfinished})
+    begun = _new_message()
+    item, place = {"output_index": 0}, {"output_index": 0, "content_index": 0, "item_id": begun["id"]}
+    is_open = False
 
-        def opening(part: Mapping[str, Any]) -> list[str]:
-            added = event("response.output_item.added", **item, item=begun)
-            return [added, event("response.content_part.added", **place, part=part)]
+    def opening(part: Mapping[str, Any]) -> list[str]:
+        added = event("response.output_item.added", **item, item=begun)
+        return [added, event("response.content_part.added", **place, part=part)]
 
-        async for piece in coming(work, pieces):
-            if not piece:
-                yield COMMENT
-                continue
-            for one in [] if is_open else opening(_EMPTY):
-                yield one
-            is_open = True
-            yield event("response.output_text.delta", **place, delta=piece, logprobs=[])
-        try:
-            answer = await work
-        except Refused as error:
-            said = error.body["error"]
-            failed = {"status": "failed", "error": {"code": said["code"] or said["type"], "message": said["message"]}}
-            yield event("response.failed", response={**about, **unfinished, **failed})
-            return
-        message = _message(answer, begun)
-        (part,) = message["content"]
-        for one in [] if is_open else opening({**part, "refusal": ""} if part["type"] == "refusal" else _EMPTY):
+    async for piece in coming(work, pieces):
+        if not piece:
+            yield COMMENT
+            continue
+        for one in [] if is_open else opening(_EMPTY):
             yield one
-        if part["type"] == "refusal":
-            yield event("response.refusal.delta", **place, delta=answer.text)
-            yield event("response.refusal.done", **place, refusal=answer.text)
-        else:
-            if rest := answer.text[len(pieces.text) :]:
-                yield event("response.output_text.delta", **place, delta=rest, logprobs=[])
-            for number, annotation in enumerate(answer.annotations):
-                kind = "response.output_text.annotation.added"
-                yield event(kind, **place, annotation_index=number, annotation=annotation)
-            yield event("response.output_text.done", **place, text=answer.text, logprobs=[])
-        yield event("response.content_part.done", **place, part=part)
-        yield event("response.output_item.done", **item, item=message)
-        yield event(f"response.{message['status']}", response={**about, **_done(answer, message)})
-    finally:
-        await end(work)
+        is_open = True
+        yield event("response.output_text.delta", **place, delta=piece, logprobs=[])
+    try:
+        answer = await work
+    except Refused as error:
+        said = error.body["error"]
+        failed = {"status": "failed", "error": {"code": said["code"] or said["type"], "message": said["message"]}}
+        yield event("response.failed", response={**about, **unfinished, **failed})
+        return
+    message = _message(answer, begun)
+    (part,) = message["content"]
+    for one in [] if is_open else opening({**part, "refusal": ""} if part["type"] == "refusal" else _EMPTY):
+        yield one
+    if part["type"] == "refusal":
+        yield event("response.refusal.delta", **place, delta=answer.text)
+        yield event("response.refusal.done", **place, refusal=answer.text)
+    else:
+        if rest := answer.text[len(pieces.text) :]:
+            yield event("response.output_text.delta", **place, delta=rest, logprobs=[])
+        for number, annotation in enumerate(answer.annotations):
+            kind = "response.output_text.annotation.added"
+            yield event(kind, **place, annotation_index=number, annotation=annotation)
+        yield event("response.output_text.done", **place, text=answer.text, logprobs=[])
+    yield event("response.content_part.done", **place, part=part)
+    yield event("response.output_item.done", **item, item=message)
+    yield event(f"response.{message['status']}", response={**about, **_done(answer, message)})
