@@ -25,8 +25,6 @@ PATIENCE, BODY_PATIENCE = 10.0, 60.0
 HEAD, BODY = 64 * 1024, 1024 * 1024
 #: bytes of the bodies of all requests that have not come as a whole; one that is uploaded has 64 MB
 BODIES = 256 * 1024 * 1024
-#: requests of a connection that may wait for the one before them: a buffer holds thousands
-MOST_WAITING = 16
 #: connections at most, and descriptors that are left for all else
 MOST, OTHERS = 4096, 128
 
@@ -101,8 +99,10 @@ def protocol(connections: int = 0) -> type[asyncio.Protocol]:
             return self.cycle is not None and not self.cycle.response_complete
 
         def on_message_begin(self) -> None:
-            if len(self.pipeline) >= MOST_WAITING:
-                raise ValueError("too many requests wait for the one before them")  # answered by 400
+            # uvicorn would tell only the last request that the client has gone, and not read on to find out
+            if self._is_asked():
+                self.cycle.disconnected = True  # else its answer is an error in the log
+                raise ValueError("a request has come before the answer to the last")  # answered by 400
             super().on_message_begin()
 
         def on_response_complete(self) -> None:

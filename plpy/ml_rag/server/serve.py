@@ -52,9 +52,8 @@ MAX_REFUSALS = 16
 OTHER_DESCRIPTORS = 48
 #: of a request's head, and of what comes in without being part of a body, such as trailers; a buffer more may come in
 MAX_HEAD_BYTES = 64 * 1024
-#: requests of a connection that may wait for the one before them, and pieces of a body that may be shorter on average
-#: than so many bytes: a buffer of 256 kB holds thousands of them, and all connections wait while it is read
-MAX_PIPELINED = 16
+#: pieces of a body that may be shorter on average than so many bytes: a buffer of 256 kB holds thousands of them, and
+#: all connections wait while it is read
 MAX_SHORT_PIECES, SHORT_PIECE_BYTES = 4096, 8
 
 
@@ -132,8 +131,9 @@ def _protocol(
                 super().connection_lost(exc)
 
         def on_message_begin(self) -> None:
-            if len(self.pipeline) >= MAX_PIPELINED:
-                raise ValueError("too many requests wait for the one before them")  # answered by 400
+            # uvicorn would tell only the last request that the client has gone, and not read on to find out
+            if self.cycle is not None and not self.cycle.response_complete:
+                raise ValueError("a request has come before the answer to the last")  # answered by 400
             self._start_head_timer()
             super().on_message_begin()
 

@@ -82,6 +82,20 @@ def test_work_stops_when_the_client_goes_away(server: RunningServer) -> None:
         assert http.post("/v1/embeddings", json={"model": "fake-embed-slow", "input": "a"}).status_code == 200
 
 
+def test_a_second_request_of_a_connection_ends_the_work_for_the_first(tmp_path: Path) -> None:
+    body = b'{"model": "fake-embed-slow", "input": ["a", "b"]}'
+    sent = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    with running_server(socket=tmp_path / "s.sock") as running, socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(10)
+        peer.connect(str(running.socket))
+        peer.sendall(sent)
+        wait_until(lambda: metric(running.socket, 'ml_rag_model_loaded{model="fake-embed-slow"}') == 1)
+        peer.sendall(sent)
+        assert peer.recv(13) == b"HTTP/1.1 400 "
+        gone = 'ml_rag_requests_total{model="fake-embed-slow",route="/v1/embeddings",status="499"}'
+        wait_until(lambda: metric(running.socket, gone) == 1, 1.0)
+
+
 CHAT = {"model": "fake-generate-slow", "max_tokens": 1000, "messages": [{"role": "user", "content": "why?"}]}
 
 
