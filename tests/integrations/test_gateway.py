@@ -1164,7 +1164,10 @@ def test_connections_that_read_no_answer_keep_nobody_out(monkeypatch: pytest.Mon
 
 def test_a_connection_has_one_request_at_a_time(db: Database, boats: Gateway, caplog: pytest.LogCaptureFixture) -> None:
     """Of several, uvicorn would tell only the last that its client has gone, and the statements would go on."""
-    running = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'ml-rag gateway' AND state = 'active'"
+    running = (
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'ml-rag gateway' AND state = 'active'"
+        " AND wait_event_type = 'Lock'"
+    )
     owner, locking = db.connect(), db.connect()
     stores = Config(boats.config.tokens, {"one": {"vector_store": ["public.boats"]}})
     with gateway_of(boats.dsn, stores, connections=4) as url, contextlib.ExitStack() as stack:

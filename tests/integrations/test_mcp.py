@@ -21,7 +21,7 @@ from mcp_types import TextContent
 
 from ml_rag.integrations import mcp
 from support.cluster import Database, value_of
-from support.processes import free_port, wait_for_port
+from support.processes import free_port, wait_for_port, wait_until
 from support.stores import create_store, fake_embedding
 
 MAIN = "import sys; sys.argv[0] = 'ml-rag'; from ml_rag.cli import main; main()"
@@ -452,6 +452,27 @@ async def test_a_connection_that_sends_no_request_is_closed(boats: str) -> None:
         assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
         async with Client(url) as client:
             assert len((await call(client, "search", query="boat", limit=1))["results"]) == 1
+
+
+def test_a_second_request_of_a_connection_ends_the_statement_of_the_first(db: Database, boats: str) -> None:
+    running = (
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'ml-rag mcp' AND state = 'active'"
+        " AND wait_event_type = 'Lock'"
+    )
+    owner, locking = db.connect(), db.connect()
+    call = {"name": "search", "arguments": {"query": "boat", "stores": ["public.boats"]}}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}).encode()
+    with listening(boats) as url:
+        address = "127.0.0.1", int(url.split(":")[2].split("/")[0])
+        locking.execute("BEGIN; LOCK TABLE boats IN ACCESS EXCLUSIVE MODE")
+        with socket.create_connection(address, 10) as connection:
+            request = HEAD.replace(b"127.0.0.1", b"%s:%d" % (b"127.0.0.1", address[1]))
+            request = request.replace(b"Length: 100", b"Length: %d" % len(body)) + body
+            connection.sendall(request)
+            wait_until(lambda: owner.execute(running).fetchone() == (1,))
+            connection.sendall(request)
+            wait_until(lambda: owner.execute(running).fetchone() == (0,))
+        locking.execute("ROLLBACK")
 
 
 def test_a_long_request_does_not_fill_the_memory(boats: str) -> None:
