@@ -58,7 +58,9 @@ DECLARE
     '{batch_size,embed_column,fail_on_embedding_error}'
     WHEN 'ml_generate_table' THEN '{batch_size,context_column}' ELSE '{batch_size,details_column}' END;
   _batch jsonb := ml_rag.parse_options(routine, CASE WHEN jsonb_typeof(options) = 'object' THEN
-    options - ARRAY(SELECT k FROM jsonb_object_keys(options) AS k WHERE k <> ALL (_own)) END);
+    -- as in _lay_over_filters
+    (SELECT json_object_agg(o.key, o.value)::jsonb FROM jsonb_each(options) AS o
+      WHERE o.key = ANY (_own)) END);
   _extra text;
   _extra_type oid;
   _details text;

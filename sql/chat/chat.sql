@@ -7,10 +7,12 @@ BEGIN
   IF coalesce(jsonb_typeof(options), 'null') NOT IN ('object', 'null') THEN
     PERFORM ml_rag.parse_options('ml_rag_chat', options);
   END IF;
-  options := coalesce(nullif(options, 'null'), '{}');
-  rag := options
-    - ARRAY(SELECT o.name FROM ml_rag.option AS o WHERE o.routine = 'ml_rag_chat' ORDER BY o.name);
-  own := options - ARRAY(SELECT jsonb_object_keys(rag));
+  -- as in _lay_over_filters; and "-" compares each key with each one that it takes away
+  SELECT coalesce(json_object_agg(o.key, o.value) FILTER (WHERE k.name IS NOT NULL)::jsonb, '{}'),
+    coalesce(json_object_agg(o.key, o.value) FILTER (WHERE k.name IS NULL)::jsonb, '{}')
+  INTO own, rag
+  FROM jsonb_each(nullif(options, 'null')) AS o
+  LEFT JOIN ml_rag.option AS k ON k.routine = 'ml_rag_chat' AND k.name = o.key;
   -- what is spelt like one of these is not one of ml_rag
   PERFORM ml_rag._unknown_option('ml_rag_chat', r.key) FROM jsonb_object_keys(rag) AS r (key)
   WHERE length(r.key) > 3 AND NOT EXISTS (SELECT FROM ml_rag.option AS o

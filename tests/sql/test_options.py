@@ -5,6 +5,7 @@ An option that the contract does not name needs no line here: tests/sql/test_par
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from decimal import Decimal
@@ -180,4 +181,23 @@ def test_hundreds_of_thousands_of_texts_keep_no_cancel_waiting(owner: Connection
     began = time.monotonic()
     with pytest.raises(psycopg.Error):
         owner.execute(call.format(many=many).encode())
+    assert time.monotonic() - began < 8
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "SELECT ml_rag_chat('q', {keys})",
+        "SELECT ml_rag._begin_table('ml_generate_table', 'public.docs.segment', 'public.docs.out', {keys})",
+        "SELECT ml_rag._lay_over_filters({keys}, jsonb_build_object('and', '[]'))",
+    ],
+)
+def test_a_hundred_thousand_keys_keep_no_cancel_waiting(owner: Connection, call: str) -> None:
+    """They are not taken away from options by "-", which compares each key with each, uncancelled."""
+    create_store(owner, "docs")
+    keys = "(SELECT json_object_agg(concat($$x$$, g), 1)::jsonb FROM generate_series(1, 100000) AS g)"
+    owner.execute("SET statement_timeout = '1s'")
+    began = time.monotonic()
+    with contextlib.suppress(psycopg.errors.InvalidParameterValue, psycopg.errors.QueryCanceled):
+        owner.execute(call.format(keys=keys).encode())
     assert time.monotonic() - began < 8
