@@ -229,6 +229,14 @@ def test_nobody_but_the_extension_reads_the_cache(shop: Connection, asker: Conne
             asker.execute(f"{action} ml_rag_internal.table_embedding")
 
 
+def test_pgvector_may_be_in_a_schema_of_members_alone(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    """What compares vectors with those of the cache is a member, too."""
+    shop.execute("REVOKE USAGE ON SCHEMA public FROM PUBLIC; GRANT USAGE ON SCHEMA public TO ml_rag_user")
+    for _ in range(2):
+        assert set(names(metadata(asker))) == {"shop.customers", "shop.orders"}
+    assert len(model.embedded) == 4
+
+
 def test_another_models_embeddings_are_not_mixed_in(model: SqlModel, shop: Connection, asker: Connection) -> None:
     metadata(asker, "first")
     metadata(asker, "second", embed_model_id="fake-other")
