@@ -538,13 +538,14 @@ def test_what_a_session_keeps_of_options_is_none_of_a_setting_that_was_there(
     superuser.execute(sql.SQL("GRANT USAGE, CREATE ON SCHEMA public TO {}").format(asker_role))
     asker.execute(
         "CREATE FUNCTION public.kept() RETURNS text[] LANGUAGE sql SECURITY DEFINER AS"
-        " $$ SELECT array_agg(DISTINCT s.vector_store) FROM ml_rag_search('contract') AS s $$"
+        " $$ SELECT array_agg(DISTINCT s.vector_store) FROM (SELECT * FROM ml_rag_search('contract')"
+        " UNION ALL SELECT * FROM ml_rag_search('contract', '{\"filters\": {\"and\": []}}')) AS s $$"
     )
     superuser.execute(sql.SQL("SET ROLE {}").format(tenant))
     for connection in (attacker, superuser):
         connection.execute('SET ml_rag.options = \'{"vector_store": ["evil.kb"]}\'')
         for form in ("rows", "citations"):
-            for options in ("{}", '{"skip_generate": true}'):
+            for options in ("{}", '{"skip_generate": true}', '{"filters": {}}', '{"filters": {"or": [{}]}}'):
                 connection.execute(
                     "SELECT ml_rag._compile_question('contract', %s, NULL, %s, NULL, ml_rag._session_settings())",
                     (options, form),

@@ -351,6 +351,14 @@ def test_other_filters_than_those_of_a_call_before(birds: Connection, module_db:
             owner.execute("SELECT ml_rag.configure('default_options', NULL)")
 
 
+def test_other_options_that_hold_the_word_filters(birds: Connection) -> None:
+    options = {"keyword_search": True, "excluded_keywords": ["filters"], "query_embedding": fake_embedding("heron")}
+    for filters in ({"filters": {"document_id": 3}}, {}):
+        own, explained = either(birds, "heron tern", {**options, "vector_store": ["docs"], **filters})
+        assert own == explained
+        assert own["citations"]
+
+
 @pytest.mark.fresh
 def test_options_are_read_once_where_filters_differ(owner: Connection) -> None:
     make(owner)

@@ -45,7 +45,7 @@ _run = Statements(
         # the tree checks them
         "filters": (
             "SELECT ($1 - 'filters')::text AS others, ($1 -> 'filters')::text AS filters, $1 ? 'filters'"
-            " AND ml_rag._layered($1) = $1 AND ml_rag._filter_tree($1 -> 'filters') IS NOT NULL AS is_valid",
+            " AND ml_rag._filter_tree($1 -> 'filters') IS NOT NULL AS is_valid",
             "jsonb",
         ),
         "without filters": (
