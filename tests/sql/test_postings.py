@@ -115,7 +115,7 @@ def test_two_tenants_find_their_own_rows_only(db: Database, owner: Connection, s
 
 @pytest.mark.parametrize("merged", [True, False])
 def test_scores_under_row_level_security(db: Database, owner: Connection, merged: bool) -> None:
-    """Statistics over all rows by default, over the visible ones where the store says so."""
+    """Statistics over all rows by default, over the visible ones where the store says so; a filter changes no score."""
     queries = ["common asker1", "words asker2 asker3 asker3", "zanzibar common"]
     for statistics in ("all", "visible"):
         tenants(db, owner, statistics, merged)
@@ -125,8 +125,11 @@ def test_scores_under_row_level_security(db: Database, owner: Connection, merged
         known = documents(owner if statistics == "all" else asker, configuration="simple")
         for query in queries:
             expected = by_hand(known, tokens(owner, query, "simple"))
-            found = {(d, s): score for d, s, score in search(asker, query, 100)}
-            assert found == pytest.approx({key: score for key, score in expected.items() if key[0] == 1})
+            for least in (0, 2):
+                options = {"filters": {"segment_number": {"gte": least}}} if least else {}
+                found = {(d, s): score for d, s, score in search(asker, query, 100, **options)}
+                scores = {(d, s): score for (d, s), score in expected.items() if d == 1 and s >= least}
+                assert found == pytest.approx(scores)
         asker.close()
         owner.execute("DROP TABLE docs")
 

@@ -48,10 +48,7 @@ _run = Statements(
             " AND ml_rag._filter_tree($1 -> 'filters') IS NOT NULL AS is_valid",
             "jsonb",
         ),
-        "without filters": (
-            "SELECT ($1 - 'filters')::text AS options, ($2 - 'options')::text AS record",
-            *("jsonb", "jsonb"),
-        ),
+        "without filters": ("SELECT ($1 - 'filters')::text AS options", "jsonb"),
     }
 )
 
@@ -122,13 +119,13 @@ class Request(NamedTuple):
     has_names: bool
     #: retrieval_info.search of the answer; None = by meaning
     search: str | None
-    #: ml_rag.request as JSON text, without a vector
+    #: ml_rag.request as JSON text, without a vector; "" where it was made of options alone
     record: str
 
 
 _kept: OrderedDict[tuple[str, str, bool], Request] = OrderedDict()
-#: requests with filters, which are often of a call alone, by their other options: of a request only two texts depend on
-#: the filters, which are left out of these
+#: requests with filters, which are often of a call alone, by their other options: of a request only the text of its
+#: options depends on the filters, which are left out of these
 _filtered: OrderedDict[tuple[str, str, bool], Request] = OrderedDict()
 
 
@@ -148,15 +145,15 @@ def read(plpy: Any, schema: str, options: str, form: str, *, has_vector: bool) -
             _keep(_kept, key, request)
             return request
     found = _run(plpy, "read", options)[0]
-    request = of_record(plpy, schema, found["request"], form, has_vector=has_vector)
+    request = of_record(plpy, schema, found["request"], form, has_vector=has_vector)._replace(record="")
     # a function can be another one by now, and so can a setting that names a model
     is_fixed = request.rerank is None and not request.rewrites and not request.has_functions
     # a caller of the inner function can give options without the levels that its settings lay beneath them
     if len(options) <= LONGEST and is_fixed and found["is_laid"]:
         _keep(_kept, key, request)
         if others is not None and not request.explains:
-            texts = _run(plpy, "without filters", request.options, request.record)[0]
-            _keep(_filtered, (others, form, has_vector), request._replace(**texts))
+            without = _run(plpy, "without filters", request.options)[0]["options"]
+            _keep(_filtered, (others, form, has_vector), request._replace(options=without))
     return request
 
 
@@ -181,8 +178,7 @@ def _with_filters(plpy: Any, options: str, form: str, *, has_vector: bool) -> tu
         return row["others"], None
     _filtered.move_to_end(key)
     request = _filtered[key]
-    own = f'{request.options[:-1]}, "filters": {row["filters"]}}}'
-    return None, request._replace(options=own, record=f'{request.record[:-1]}, "options": {own}}}')
+    return None, request._replace(options=f'{request.options[:-1]}, "filters": {row["filters"]}}}')
 
 
 def of_record(plpy: Any, schema: str, text: str, form: str, *, has_vector: bool, told: str = "") -> Request:
