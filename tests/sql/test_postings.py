@@ -134,6 +134,20 @@ def test_scores_under_row_level_security(db: Database, owner: Connection, merged
         owner.execute("DROP TABLE docs")
 
 
+def test_keys_of_visible_rows_come_in_portions(owner: Connection) -> None:
+    """Of few rows, such as those that pass a filter, in one."""
+    create_store(owner)
+    owner.execute("INSERT INTO docs SELECT 'd', '{}', i, 1 FROM generate_series(1, 50001) AS i")
+    call = "SELECT k.n FROM ml_rag._visible_keys('docs', '{document_id,segment_number}', %s, %s, %s, %s) AS k"
+    for of_few, portions in (
+        ((None, None, None, None), [1, 50000]),
+        (("{}", None, None, None), []),
+        ((None, " AND t.document_id > $3[1]::bigint", ["0"], 10_001), [10_001]),
+        ((None, " AND t.document_id > $3[1]::bigint", ["50000"], 10_001), [1]),
+    ):
+        assert sorted(row[0] for row in owner.execute(call, of_few)) == portions
+
+
 def test_words_of_long_texts_under_row_level_security(db: Database, owner: Connection) -> None:
     """Of which those that are asked for come out of the database alone."""
     tenants(db, owner, "visible")
