@@ -204,7 +204,10 @@ def test_that_role_is_nobody_elses(db: Database, owner: Connection) -> None:
     owner.execute("DROP EXTENSION ml_rag CASCADE")
     for undo, do in (
         (sql.SQL("REVOKE ml_rag_internal FROM {}").format(role), sql.SQL("GRANT ml_rag_internal TO {}").format(role)),
-        (sql.SQL("ALTER ROLE ml_rag_internal NOLOGIN"), sql.SQL("ALTER ROLE ml_rag_internal LOGIN")),
+        *(
+            (sql.SQL(f"ALTER ROLE ml_rag_internal NO{name}"), sql.SQL(f"ALTER ROLE ml_rag_internal {name}"))
+            for name in ("LOGIN", "SUPERUSER", "CREATEROLE", "BYPASSRLS", "REPLICATION")
+        ),
     ):
         owner.execute(do)  # roles are of the cluster
         try:
