@@ -170,6 +170,11 @@ def test_shards_run_an_arm_side_by_side(sharded: Connection, owner: Connection, 
     sent = [line for line in lines if "Remote SQL" in line]
     assert len([line for line in sent if "ml_rag._shard_answer(store" in line]) == 4 * rounds
     assert [line for line in sent if "_shard_answer" not in line] == []
+    # nor other options than those that say which rows count
+    given = [line.split('"options": ')[1] for line in sent if '"options": ' in line]
+    assert given
+    for text in given:
+        assert list(json.JSONDecoder().raw_decode(text)[0]) == [name for name in CALLS[call] if name == "filters"]
 
 
 def test_the_nearest_are_sorted_and_limited_on_the_shards_side_by_side(sharded: Connection, owner: Connection) -> None:
