@@ -69,13 +69,14 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 DECLARE
   _n integer;
 BEGIN
-  -- as arrays: of the table one row is expected, and a join would read all failures for each of them
+  -- IS TRUE: a hash. Of the table one row is expected, and a join would read all failures for each of them
   UPDATE ml_rag.vectorizer_error AS e SET attempts = 0
-  WHERE e.relation = _note_failures.relation AND e.key = ANY (ARRAY(
+  WHERE e.relation = _note_failures.relation AND (e.key IN (
     SELECT n.key FROM ml_rag.vectorizer_error AS n
-    WHERE n.relation = _note_failures.relation AND n.key = ANY (ARRAY(
-      SELECT ml_rag._error_key(u.key) FROM unnest(keys, errors) AS u (key, error) WHERE u.error IS NULL))
-    FOR UPDATE SKIP LOCKED));
+    WHERE n.relation = _note_failures.relation AND (n.key IN (
+      SELECT ml_rag._error_key(u.key) FROM unnest(keys, errors) AS u (key, error)
+      WHERE u.error IS NULL)) IS TRUE
+    FOR UPDATE SKIP LOCKED)) IS TRUE;
   INSERT INTO ml_rag.vectorizer_error AS e (relation, key, attempts, sqlstate, message, detail, failed_at,
     next_attempt, text_hash)
   SELECT _note_failures.relation, ml_rag._error_key(u.key), 1, u.error ->> 'sqlstate', u.error ->> 'message',

@@ -91,9 +91,16 @@ _STATEMENTS = {
         " WHERE store = $1 ORDER BY id",
         "oid",
     ),
-    "drop new": ("DELETE FROM ml_rag_internal.keyword_new WHERE store = $1 AND id = ANY ($2)", "oid", "int8[]"),
+    # IS TRUE: a hash; of a table that ANALYZE has seen empty one row is expected, which all ids would be compared with
+    "drop new": (
+        "DELETE FROM ml_rag_internal.keyword_new WHERE store = $1 AND (id IN (SELECT unnest($2))) IS TRUE",
+        *("oid", "int8[]"),
+    ),
     "all gone": ("SELECT id, length FROM ml_rag_internal.keyword_gone WHERE store = $1", "oid"),
-    "drop gone": ("DELETE FROM ml_rag_internal.keyword_gone WHERE store = $1 AND id = ANY ($2)", "oid", "int8[]"),
+    "drop gone": (
+        "DELETE FROM ml_rag_internal.keyword_gone WHERE store = $1 AND (id IN (SELECT unnest($2))) IS TRUE",
+        *("oid", "int8[]"),
+    ),
     "all runs": (
         "SELECT run, rows, total, gone_rows, gone_total, first_id, last_id, gone"
         " FROM ml_rag_internal.keyword_run WHERE store = $1 ORDER BY run",

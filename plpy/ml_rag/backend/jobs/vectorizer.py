@@ -188,9 +188,10 @@ class Vectorizer(Column):
             " WHERE n.relation = ($1 ->> 'relation')::oid"
             f" EXCEPT SELECT ml_rag._error_key({key}) FROM {table} AS t WHERE t.segment_embedding IS NULL),"
             " gone AS (UPDATE ml_rag.vectorizer_error AS e SET attempts = 0 WHERE e.relation = ($1 ->> 'relation')::oid"
-            " AND e.key = ANY (ARRAY(SELECT n.key FROM ml_rag.vectorizer_error AS n WHERE n.relation"
-            " = ($1 ->> 'relation')::oid AND n.key = ANY (ARRAY(SELECT u.key FROM unfit AS u)) FOR UPDATE SKIP LOCKED))"
-            " RETURNING 1) SELECT to_json(count(*)) FROM gone",
+            # IS TRUE: as in ml_rag._note_failures
+            " AND (e.key IN (SELECT n.key FROM ml_rag.vectorizer_error AS n WHERE n.relation"
+            " = ($1 ->> 'relation')::oid AND (n.key IN (SELECT u.key FROM unfit AS u)) IS TRUE"
+            " FOR UPDATE SKIP LOCKED)) IS TRUE RETURNING 1) SELECT to_json(count(*)) FROM gone",
             relation=self._job["relation"],
         )
         if self._batches != 0 and self._embedded and self._job["index_method"] is not None:
@@ -249,7 +250,7 @@ class Written(Vectorizer):
             "SELECT json_agg(json_build_array(r.place, r.key) ORDER BY r.key) FROM ("
             f"SELECT t.ctid AS place, {key} AS key FROM ONLY {self._part['name']} AS t"
             " WHERE t.segment_embedding IS NULL) AS r"
-            f" WHERE r.key = ANY ({array('keys')})",
+            " WHERE (r.key IN (SELECT json_array_elements_text($1 -> 'keys'))) IS TRUE",
             by_index=True, keys=self._left.pop(0),
         )  # fmt: skip
         self._is_through = not self._left
