@@ -57,32 +57,26 @@ DECLARE
   _inner text := (SELECT string_agg(DISTINCT p.proname, ' ') FROM pg_proc AS p
     WHERE p.oid = ANY (_routines) AND p.proname ~ '^_' AND NOT p.prosecdef
       AND p.proname <> ALL (_owner || _loader));
-  _vector oid := (SELECT e.extnamespace FROM pg_extension AS e WHERE e.extname = 'vector');
   _granted record;
   _names text[];
   _objects text[];
 BEGIN
+  -- before the first REVOKE, which records what a dump takes for the privileges that they come with
+  ALTER FUNCTION ml_rag._keep_keywords() OWNER TO ml_rag_internal;
+  ALTER FUNCTION ml_rag._read_as_owner() OWNER TO ml_rag_internal;
+  ALTER FUNCTION ml_rag._settle_keywords() OWNER TO ml_rag_internal;
+  ALTER FUNCTION ml_rag._write_as_owner() OWNER TO ml_rag_internal;
+
   EXECUTE format('REVOKE ALL ON SCHEMA ml_rag, ml_rag_internal FROM %s', _others);
   EXECUTE format('REVOKE ALL ON ALL TABLES IN SCHEMA ml_rag, ml_rag_internal FROM %s', _others);
   EXECUTE format('REVOKE ALL ON ALL SEQUENCES IN SCHEMA ml_rag, ml_rag_internal FROM %s', _others);
   EXECUTE format('REVOKE ALL ON ROUTINE %s FROM %s', array_to_string(_routines, ', '), _others);
 
-  ALTER FUNCTION ml_rag._keep_keywords() OWNER TO ml_rag_internal;
-  ALTER FUNCTION ml_rag._keep_tables() OWNER TO ml_rag_internal;
-  ALTER FUNCTION ml_rag._read_as_owner() OWNER TO ml_rag_internal;
-  ALTER FUNCTION ml_rag._refuse_policies() OWNER TO ml_rag_internal;
-  ALTER FUNCTION ml_rag._settle_keywords() OWNER TO ml_rag_internal;
-  ALTER FUNCTION ml_rag._write_as_owner() OWNER TO ml_rag_internal;
-  ALTER FUNCTION ml_rag._write_preset(text, jsonb, text) OWNER TO ml_rag_internal;
   GRANT SELECT, INSERT, UPDATE, DELETE ON ml_rag_internal.keyword_store, ml_rag_internal.keyword_row,
     ml_rag_internal.keyword_new, ml_rag_internal.keyword_gone, ml_rag_internal.keyword_owed,
-    ml_rag_internal.keyword_run, ml_rag_internal.keyword_posting, ml_rag_internal.table_embedding,
-    ml_rag_internal.preset TO ml_rag_internal;
+    ml_rag_internal.keyword_run, ml_rag_internal.keyword_posting, ml_rag_internal.table_embedding
+    TO ml_rag_internal;
   GRANT USAGE ON SEQUENCE ml_rag_internal.keyword_number TO ml_rag_internal;
-  -- of pgvector, for ml_rag_internal.table_embedding; public is everybody's
-  IF NOT has_schema_privilege('ml_rag_internal', _vector, 'USAGE') THEN
-    EXECUTE format('GRANT USAGE ON SCHEMA %s TO ml_rag_internal', _vector::regnamespace);
-  END IF;
 
   FOR _granted IN SELECT g.* FROM (VALUES
     -- the name of a routine stands for all its signatures

@@ -429,8 +429,9 @@ CREATE FUNCTION ml_rag._keep_schemas() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the schemas of ml_rag and pgvector keep their names, by which functions of ml_rag find types,
 -- operators and functions. The owner of such a schema, in public the owner of the database, could rename it
--- and put another one in its place
--- Reads: the catalog  Errors: 55000
+-- and put another one in its place. And functions of ml_rag stay as they are: their owner, ml_rag_internal,
+-- could have one run with the rights of whoever calls it, and with another search_path
+-- Reads: the catalog  Errors: 42501, 55000
 DECLARE
   _extension name := (
     SELECT e.name FROM (VALUES ('ml_rag', to_regnamespace('@extschema@')),
@@ -439,6 +440,15 @@ DECLARE
     WHERE e.schema IS NULL OR EXISTS (
       SELECT FROM pg_extension AS x WHERE x.extname = e.name AND x.extnamespace <> e.schema) LIMIT 1);
 BEGIN
+  IF EXISTS (
+    SELECT FROM pg_event_trigger_ddl_commands() AS c JOIN pg_proc AS p ON p.oid = c.objid
+    WHERE c.classid = 'pg_proc'::regclass AND NOT c.in_extension AND p.pronamespace = 'ml_rag'::regnamespace)
+    AND NOT coalesce((
+      SELECT pg_has_role(e.extowner, 'USAGE') FROM pg_extension AS e WHERE e.extname = 'ml_rag'), false) THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'must be owner of extension ml_rag',
+      DETAIL = 'Functions of ml_rag run with the rights of others.',
+      HINT = 'Leave them as they are.';
+  END IF;
   IF _extension IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '55000',
       MESSAGE = format('extension "%s" cannot be in a schema of another name', _extension),
@@ -447,7 +457,8 @@ BEGIN
   END IF;
 END
 $$;
-CREATE EVENT TRIGGER ml_rag_keep_schemas ON ddl_command_end WHEN TAG IN ('ALTER SCHEMA', 'ALTER EXTENSION')
+CREATE EVENT TRIGGER ml_rag_keep_schemas ON ddl_command_end
+  WHEN TAG IN ('ALTER SCHEMA', 'ALTER EXTENSION', 'ALTER FUNCTION', 'ALTER ROUTINE')
 EXECUTE FUNCTION ml_rag._keep_schemas();
 
 -- The owner of the schema that they are in could drop them with it, without a right on what a schema has,

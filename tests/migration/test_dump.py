@@ -208,6 +208,18 @@ def test_no_row_of_a_keyword_index_keeps_others_from_being_restored(cluster: Clu
         cluster.execute("DROP DATABASE {} WITH (FORCE)", name)
 
 
+def test_a_dump_has_the_privileges_that_others_gave_and_none_of_the_extension(cluster: Cluster, tmp_path: Path) -> None:
+    """Those that the script of an extension gives are its own, and with them all those of the same object."""
+    with cluster.database("template0") as database:
+        owner = database.connect()
+        asker = database.role("asker")
+        owner.execute(f"CREATE SCHEMA vec; GRANT USAGE ON SCHEMA vec TO {asker}".encode())
+        owner.execute("CREATE EXTENSION vector SCHEMA vec; CREATE EXTENSION ml_rag CASCADE")
+        dump(database, "plain", tmp_path / "dump")
+    privileges = re.findall(r"^(?:GRANT|REVOKE) .*", (tmp_path / "dump").read_text(), re.MULTILINE)
+    assert [line for line in privileges if "DATABASE" not in line] == [f"GRANT USAGE ON SCHEMA vec TO {asker};"]
+
+
 @pytest.mark.parametrize("left_out", [("-N", "theirs"), ("-T", "theirs.docs")])
 def test_a_dump_without_some_indexed_tables(
     db: Database, cluster: Cluster, left_out: tuple[str, str], tmp_path: Path

@@ -218,6 +218,18 @@ def test_that_role_is_nobody_elses(db: Database, owner: Connection) -> None:
     owner.execute("CREATE EXTENSION ml_rag")
 
 
+@pytest.mark.parametrize("change", ["SECURITY INVOKER", "SET search_path = own", "STABLE"])
+def test_that_role_alters_none_of_its_functions(owner: Connection, attacker: Connection, change: str) -> None:
+    """What runs there could have one run with the rights of whoever writes a table, and another search_path."""
+    owner.execute("SET ROLE ml_rag_internal")
+    with error("42501", "must be owner of extension ml_rag"):
+        owner.execute(f"ALTER FUNCTION ml_rag._keep_keywords() {change}".encode())
+    owner.execute("RESET ROLE")
+    owner.execute("ALTER FUNCTION ml_rag._keep_keywords() COST 100")
+    attacker.execute("CREATE FUNCTION own.one() RETURNS integer LANGUAGE sql AS 'SELECT 1'")
+    attacker.execute("ALTER FUNCTION own.one() IMMUTABLE")
+
+
 def test_a_configuration_of_a_schema_that_only_the_owner_may_use_indexes_what_others_write(
     db: Database, owner: Connection, attacker: Connection
 ) -> None:

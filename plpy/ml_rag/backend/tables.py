@@ -7,6 +7,7 @@ but how near a text is that the caller has. It is closed to all but this code (`
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any
 
 from ml_rag.backend import embed, rights
@@ -17,17 +18,14 @@ from ml_rag.errors import EngineFailed
 #: descriptions in one request
 _BATCH = 64
 
-# {s}: the schema of pgvector, which is not on the path of what runs as the owner
+# {s}: the schema of pgvector, which callers may use; what runs with other rights than theirs names none
 _STATEMENTS: dict[str, tuple[str, ...]] = {
-    "near": (
-        # the vector is read once: a cast of a parameter is made anew for each row
-        "WITH q AS MATERIALIZED (SELECT $3::{s}.vector AS vector)"
+    "known": (
         # one by one: before it has statistics of the table, the planner would compare each digest with all of them
-        " SELECT d.place::int4 AS place, min(e.embedding OPERATOR({s}.<=>) q.vector)::float8 AS distance"
-        " FROM q, unnest($1) WITH ORDINALITY AS d (digest, place) CROSS JOIN LATERAL (SELECT t.embedding"
-        " FROM ml_rag_internal.table_embedding AS t WHERE t.digest = d.digest AND t.model_id = $2 OFFSET 0) AS e"
-        " WHERE {s}.vector_dims(e.embedding) = {s}.vector_dims(q.vector) GROUP BY 1",
-        *("bytea[]", "text", "text"),
+        "SELECT d.place::int4 AS place, e.embedding::text AS embedding"
+        " FROM unnest($1) WITH ORDINALITY AS d (digest, place) CROSS JOIN LATERAL (SELECT t.embedding"
+        " FROM ml_rag_internal.table_embedding AS t WHERE t.digest = d.digest AND t.model_id = $2 OFFSET 0) AS e",
+        *("bytea[]", "text"),
     ),
     "distances": (
         "WITH q AS MATERIALIZED (SELECT $2::{s}.vector AS vector)"
@@ -36,9 +34,9 @@ _STATEMENTS: dict[str, tuple[str, ...]] = {
         *("text[]", "text"),
     ),
     "keep": (
-        "INSERT INTO ml_rag_internal.table_embedding (model_id, digest, embedding)"
-        " SELECT $1, n.digest, n.embedding::{s}.vector FROM unnest($2, $3) AS n (digest, embedding)",
-        *("text", "bytea[]", "text[]"),
+        "INSERT INTO ml_rag_internal.table_embedding (model_id, digest, embedding) SELECT n.model_id, n.digest,"
+        " n.embedding FROM jsonb_populate_recordset(NULL::ml_rag_internal.table_embedding, $1) AS n",
+        "jsonb",
     ),
     # those of tables that are gone; the others are made again
     "forget": (
@@ -69,26 +67,37 @@ def distances(plpy: Any, server: ModelServer, query: str, texts: list[str], mode
     """Cosine distance of each text from the query. Texts are embedded once, and kept where rows can be written."""
     (vector,) = embed.embed(server, [query], model_id, "query")
     digests = [hashlib.sha256(text.encode()).digest() for text in texts]
-    rows = rights.as_owner(plpy, lambda: list(_statements(plpy, "near", digests, model_id, vector)))
-    found: dict[int, float] = {row["place"] - 1: row["distance"] for row in rows}
+    rows = rights.as_owner(plpy, lambda: list(_statements(plpy, "known", digests, model_id)))
+    # by another model of that name it can have other dimensions
+    known = {row["place"] - 1: row["embedding"] for row in rows if row["embedding"].count(",") == vector.count(",")}
+    found = _distances(plpy, vector, known)
     missing = [place for place in range(len(texts)) if place not in found]
     for start in range(0, len(missing), _BATCH):
         places = missing[start : start + _BATCH]
         made = embed.embed(server, [texts[place] for place in places], model_id, "document")
         if made[0].count(",") != vector.count(","):
             raise EngineFailed("unexpected reply from the model server", detail="Embeddings of different dimensions.")
-        for place, row in zip(places, _statements(plpy, "distances", made, vector), strict=True):
-            found[place] = row["distance"]
+        found |= _distances(plpy, vector, dict(zip(places, made, strict=True)))
         _keep(plpy, model_id, [digests[place] for place in places], made)
     return [found[place] for place in range(len(texts))]
+
+
+def _distances(plpy: Any, vector: str, embeddings: dict[int, str]) -> dict[int, float]:
+    rows = _statements(plpy, "distances", list(embeddings.values()), vector)
+    return {place: row["distance"] for place, row in zip(embeddings, rows, strict=True)}
 
 
 def _keep(plpy: Any, model_id: str, digests: list[bytes], vectors: list[str]) -> None:
     if _statements(plpy, "is read-only")[0]["it"]:
         return
 
+    rows = [
+        {"model_id": model_id, "digest": f"\\x{digest.hex()}", "embedding": made}
+        for digest, made in zip(digests, vectors, strict=True)
+    ]
+
     def write() -> None:
         _statements(plpy, "forget")
-        _statements(plpy, "keep", model_id, digests, vectors)
+        _statements(plpy, "keep", json.dumps(rows))
 
     rights.as_owner(plpy, write, writes=True)
