@@ -168,9 +168,13 @@ def test_nor_by_a_command(
     (questions / "corpus.jsonl").write_text('{"_id": "d", "title": "", "text": "the plan"}\n')
     (questions / "questions.jsonl").write_text('{"_id": "q", "text": "plan", "answers": [], "answerable": true}\n')
     (questions / "qrels.tsv").write_text("q\td\t1\n")
-    refused = run("eval", str(questions), "--arms", "vector")
-    assert refused.exit_code == 1
-    assert "is not trusted" in refused.output
+    as_superuser = ["--dsn", f"{db.dsn} dbname={db.name}"]
+    for refused in (
+        run("eval", str(questions), "--arms", "vector"),
+        CliRunner().invoke(main, ["eval", str(questions), "--arms", "vector", "--drop", *as_superuser]),
+    ):
+        assert refused.exit_code == 1
+        assert "is not trusted" in refused.output
     assert rows(attacker, "SELECT count(*) FROM ml_rag_eval.secrets") == [(0,)]
 
 

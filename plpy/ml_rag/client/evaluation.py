@@ -125,9 +125,10 @@ class Evaluation:
                 detail=f'Its comment is not "{_MADE}".',
                 hint="Take another --schema, or rename the folder.",
             )
-        self._oid = self._value("SELECT ml_rag.create_store(%s, %s)::oid", name, Jsonb(options))
-        # the table's name is known to everybody
-        self._value("SELECT ml_rag._refuse_untrusted(%s)", self._oid)
+        made = self._value("SELECT ml_rag.create_store(%s, %s)::oid", name, Jsonb(options))
+        # the table's name is known to everybody; one that is refused is not dropped at the end
+        self._value("SELECT ml_rag._refuse_untrusted(%s)", made)
+        self._oid = made
         loaded = Loaded(documents=len(self.dataset.documents))
         sizes = [
             (name, len(content) if isinstance(content, bytes) else content.stat().st_size)
