@@ -245,18 +245,23 @@ class Reader:
 
     def __init__(self, file: IO[bytes], name: str, interrupt: Interrupt) -> None:
         self._file, self._name, self._interrupt = file, name, interrupt
-        self._members = _members(file, name, interrupt)
+        # of a path that is there twice, as tar -u makes it, the last one counts
+        self._places = {member.path: place for place, (member, _) in self._begin()}
+        self._members = self._begin()
+
+    def _begin(self) -> Iterator[tuple[int, tuple[Member, Callable[[], IO[bytes]]]]]:
+        self._file.seek(0)
+        return enumerate(_members(self._file, self._name, self._interrupt))
 
     def read(self, path: str, most: int) -> tuple[Member, bytes]:
         """Raises DocumentError where it is not there, or has more than ``most`` bytes."""
         for _ in range(2):
-            for member, open_it in self._members:
-                if member.path == path:
+            for place, (member, open_it) in self._members:
+                if place == self._places.get(path):
                     if member.size > most:
                         raise DocumentError("the file is too large", detail=f"The limit is {most} bytes.")
                     return member, self._whole(open_it, member)
-            self._file.seek(0)
-            self._members = _members(self._file, self._name, self._interrupt)
+            self._members = self._begin()
         raise DocumentError("the file cannot be read", detail="It is no longer in the archive.")
 
     def _whole(self, open_it: Callable[[], IO[bytes]], member: Member) -> bytes:

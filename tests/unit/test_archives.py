@@ -128,6 +128,22 @@ def test_archives_are_folders(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["u.zip", "u.tar", "u.tar.gz"])
+def test_of_a_file_that_is_there_twice_the_last_counts(tmp_path: Path, name: str) -> None:
+    texts = ["a.txt", "the old text"], ["b.txt", "other"], ["a.txt", "new"]
+    if name.endswith(".zip"):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive, pytest.warns(UserWarning, match="Duplicate"):
+            for path, text in texts:
+                archive.writestr(path, text)
+    else:
+        with tarfile.open(tmp_path / name, "w:gz" if name.endswith("gz") else "w") as packed:
+            for path, text in texts:
+                member = tarfile.TarInfo(path)
+                member.size = len(text)
+                packed.addfile(member, io.BytesIO(text.encode()))
+    assert find(tmp_path / name) == ({"a.txt": "new", "b.txt": "other"}, [])
+
+
 def test_patterns_name_archives_and_what_is_in_them_can_be_gone(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(zipped({"one.txt": b"1"}))
     location = files.parse(f"{tmp_path}/*.zip")
