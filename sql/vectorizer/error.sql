@@ -69,14 +69,21 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 DECLARE
   _n integer;
 BEGIN
-  -- IS TRUE: a hash. Of the table one row is expected, and a join would read all failures for each of them
-  UPDATE ml_rag.vectorizer_error AS e SET attempts = 0
-  WHERE e.relation = _note_failures.relation AND (e.key IN (
-    SELECT n.key FROM ml_rag.vectorizer_error AS n
-    WHERE n.relation = _note_failures.relation AND (n.key IN (
-      SELECT ml_rag._error_key(u.key) FROM unnest(keys, errors) AS u (key, error)
-      WHERE u.error IS NULL)) IS TRUE
-    FOR UPDATE SKIP LOCKED)) IS TRUE;
+  -- most often none had one, which a look at the key of each tells
+  IF EXISTS (
+    SELECT FROM (SELECT ml_rag._error_key(u.key) AS key FROM unnest(keys, errors) AS u (key, error)
+      WHERE u.error IS NULL OFFSET 0) AS k
+    WHERE EXISTS (SELECT FROM ml_rag.vectorizer_error AS e
+      WHERE e.relation = _note_failures.relation AND e.key = k.key OFFSET 0)) THEN
+    -- IS TRUE: a hash. Of the table one row is expected, and a join would read all failures for each of them
+    UPDATE ml_rag.vectorizer_error AS e SET attempts = 0
+    WHERE e.relation = _note_failures.relation AND (e.key IN (
+      SELECT n.key FROM ml_rag.vectorizer_error AS n
+      WHERE n.relation = _note_failures.relation AND (n.key IN (
+        SELECT ml_rag._error_key(u.key) FROM unnest(keys, errors) AS u (key, error)
+        WHERE u.error IS NULL)) IS TRUE
+      FOR UPDATE SKIP LOCKED)) IS TRUE;
+  END IF;
   INSERT INTO ml_rag.vectorizer_error AS e (relation, key, attempts, sqlstate, message, detail, failed_at,
     next_attempt, text_hash)
   SELECT _note_failures.relation, ml_rag._error_key(u.key), 1, u.error ->> 'sqlstate', u.error ->> 'message',
