@@ -442,7 +442,9 @@ DECLARE
 BEGIN
   IF EXISTS (
     SELECT FROM pg_event_trigger_ddl_commands() AS c JOIN pg_proc AS p ON p.oid = c.objid
-    WHERE c.classid = 'pg_proc'::regclass AND NOT c.in_extension AND p.pronamespace = 'ml_rag'::regnamespace)
+    -- the schema is that of after the command
+    WHERE c.classid = 'pg_proc'::regclass AND NOT c.in_extension
+      AND (p.pronamespace = 'ml_rag'::regnamespace OR p.proowner = to_regrole('ml_rag_internal')))
     AND NOT coalesce((
       SELECT pg_has_role(e.extowner, 'USAGE') FROM pg_extension AS e WHERE e.extname = 'ml_rag'), false) THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'must be owner of extension ml_rag',

@@ -61,9 +61,10 @@ ALTER TABLE ml_rag_internal.keyword_owed REPLICA IDENTITY FULL;
 CREATE TABLE ml_rag_internal.keyword_run (
   run         bigint PRIMARY KEY,
   store       regclass NOT NULL,
-  rows        integer NOT NULL,
+  -- bounded, as searches of all roles take memory by them
+  rows        integer NOT NULL CHECK (rows BETWEEN 1 AND 65536),
   total       bigint NOT NULL,              -- of the lengths
-  gone_rows   integer NOT NULL DEFAULT 0,
+  gone_rows   integer NOT NULL DEFAULT 0 CHECK (gone_rows BETWEEN 0 AND rows),
   gone_total  bigint NOT NULL DEFAULT 0,
   first_id    bigint NOT NULL,
   last_id     bigint NOT NULL,

@@ -218,9 +218,10 @@ def test_that_role_is_nobody_elses(db: Database, owner: Connection) -> None:
     owner.execute("CREATE EXTENSION ml_rag")
 
 
-@pytest.mark.parametrize("change", ["SECURITY INVOKER", "SET search_path = own", "STABLE"])
+@pytest.mark.parametrize("change", ["SECURITY INVOKER", "SET search_path = own", "STABLE", "SET SCHEMA own"])
 def test_that_role_alters_none_of_its_functions(owner: Connection, attacker: Connection, change: str) -> None:
     """What runs there could have one run with the rights of whoever writes a table, and another search_path."""
+    attacker.execute("GRANT CREATE, USAGE ON SCHEMA own TO PUBLIC")
     owner.execute("SET ROLE ml_rag_internal")
     with error("42501", "must be owner of extension ml_rag"):
         owner.execute(f"ALTER FUNCTION ml_rag._keep_keywords() {change}".encode())

@@ -20,12 +20,16 @@ _BATCH = 64
 
 # {s}: the schema of pgvector, which callers may use; what runs with other rights than theirs names none
 _STATEMENTS: dict[str, tuple[str, ...]] = {
-    "known": (
+    "near": (
+        # the vector is read once: a cast of a parameter is made anew for each row
+        "WITH q AS MATERIALIZED (SELECT (jsonb_populate_record(NULL::ml_rag_internal.table_embedding,"
+        " jsonb_build_object('embedding', $3))).embedding AS vector)"
         # one by one: before it has statistics of the table, the planner would compare each digest with all of them
-        "SELECT d.place::int4 AS place, e.embedding::text AS embedding"
-        " FROM unnest($1) WITH ORDINALITY AS d (digest, place) CROSS JOIN LATERAL (SELECT t.embedding"
-        " FROM ml_rag_internal.table_embedding AS t WHERE t.digest = d.digest AND t.model_id = $2 OFFSET 0) AS e",
-        *("bytea[]", "text"),
+        " SELECT d.place::int4 AS place, min(ml_rag._cosine_distance(e.embedding, q.vector)) AS distance"
+        " FROM q, unnest($1) WITH ORDINALITY AS d (digest, place) CROSS JOIN LATERAL (SELECT t.embedding"
+        " FROM ml_rag_internal.table_embedding AS t WHERE t.digest = d.digest AND t.model_id = $2 OFFSET 0) AS e"
+        " GROUP BY 1",
+        *("bytea[]", "text", "text"),
     ),
     "distances": (
         "WITH q AS MATERIALIZED (SELECT $2::{s}.vector AS vector)"
@@ -67,24 +71,19 @@ def distances(plpy: Any, server: ModelServer, query: str, texts: list[str], mode
     """Cosine distance of each text from the query. Texts are embedded once, and kept where rows can be written."""
     (vector,) = embed.embed(server, [query], model_id, "query")
     digests = [hashlib.sha256(text.encode()).digest() for text in texts]
-    rows = rights.as_owner(plpy, lambda: list(_statements(plpy, "known", digests, model_id)))
-    # by another model of that name it can have other dimensions
-    known = {row["place"] - 1: row["embedding"] for row in rows if row["embedding"].count(",") == vector.count(",")}
-    found = _distances(plpy, vector, known)
+    rows = rights.as_owner(plpy, lambda: list(_statements(plpy, "near", digests, model_id, vector)))
+    # by another model of that name one can have other dimensions
+    found: dict[int, float] = {row["place"] - 1: row["distance"] for row in rows if row["distance"] is not None}
     missing = [place for place in range(len(texts)) if place not in found]
     for start in range(0, len(missing), _BATCH):
         places = missing[start : start + _BATCH]
         made = embed.embed(server, [texts[place] for place in places], model_id, "document")
         if made[0].count(",") != vector.count(","):
             raise EngineFailed("unexpected reply from the model server", detail="Embeddings of different dimensions.")
-        found |= _distances(plpy, vector, dict(zip(places, made, strict=True)))
+        for place, row in zip(places, _statements(plpy, "distances", made, vector), strict=True):
+            found[place] = row["distance"]
         _keep(plpy, model_id, [digests[place] for place in places], made)
     return [found[place] for place in range(len(texts))]
-
-
-def _distances(plpy: Any, vector: str, embeddings: dict[int, str]) -> dict[int, float]:
-    rows = _statements(plpy, "distances", list(embeddings.values()), vector)
-    return {place: row["distance"] for place, row in zip(embeddings, rows, strict=True)}
 
 
 def _keep(plpy: Any, model_id: str, digests: list[bytes], vectors: list[str]) -> None:
