@@ -17,12 +17,10 @@ ALTER TABLE ml_rag_internal.table_embedding REPLICA IDENTITY FULL;
 COMMENT ON TABLE ml_rag_internal.table_embedding IS 'embeddings of the descriptions of tables, for '
   'ml_retrieve_schema_metadata; a cache';
 
-CREATE FUNCTION ml_rag._cosine_distance(one @vector@.vector, other @vector@.vector) RETURNS double precision
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
--- purpose: null if the dimensions differ. Its names were looked up when it was created: who runs it needs no
--- right on pgvector's schema
-RETURN CASE WHEN @vector@.vector_dims(one) = @vector@.vector_dims(other)
-  THEN one OPERATOR(@vector@.<=>) other END;
+-- cosine distance and dimensions, for roles that need no right on pgvector's schema
+CREATE OPERATOR ml_rag_internal.<=> (
+  FUNCTION = @vector@.cosine_distance, LEFTARG = @vector@.vector, RIGHTARG = @vector@.vector);
+CREATE OPERATOR ml_rag_internal.# (FUNCTION = @vector@.vector_dims, RIGHTARG = @vector@.vector);
 
 CREATE FUNCTION ml_rag._named_tables(tables jsonb) RETURNS text[]
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$

@@ -56,7 +56,7 @@ DEFINED = re.compile(
     re.M,
 )
 #: objects that nothing names, or whose names are those of the extension
-OTHERS = re.compile(r"^CREATE (?:SCHEMA|(?:UNIQUE )?INDEX|(?:EVENT |CONSTRAINT )?TRIGGER|POLICY) ", re.M)
+OTHERS = re.compile(r"^CREATE (?:SCHEMA|(?:UNIQUE )?INDEX|(?:EVENT |CONSTRAINT )?TRIGGER|POLICY|OPERATOR) ", re.M)
 USED = re.compile(r"(?:ml_rag|ml_rag_internal|@extschema@)\.(\w+)")
 #: a statement made at run time
 DYNAMIC = re.compile(r"\bEXECUTE (?!FUNCTION|format\('COMMENT )[^;]*;")

@@ -62,6 +62,9 @@ WITH member AS (
   SELECT 'event trigger', e.evtname, e.evtowner, NULL, format('%s %s', e.evtevent, e.evtfoid::regprocedure)
   FROM pg_event_trigger AS e JOIN member ON classid = 'pg_event_trigger'::regclass AND objid = e.oid
   UNION ALL
+  SELECT 'operator', o.oid::regoperator::text, o.oprowner, NULL, o.oprcode::text
+  FROM pg_operator AS o JOIN member ON classid = 'pg_operator'::regclass AND objid = o.oid
+  UNION ALL
   -- PUBLIC may use any type, and has nothing of it
   SELECT 'type', t.oid::regtype::text, t.typowner, coalesce(t.typacl, acldefault('T', t.typowner)), ''
   FROM pg_type AS t JOIN member ON classid = 'pg_type'::regclass AND objid = t.oid

@@ -25,10 +25,11 @@ _STATEMENTS: dict[str, tuple[str, ...]] = {
         "WITH q AS MATERIALIZED (SELECT (jsonb_populate_record(NULL::ml_rag_internal.table_embedding,"
         " jsonb_build_object('embedding', $3))).embedding AS vector)"
         # one by one: before it has statistics of the table, the planner would compare each digest with all of them
-        " SELECT d.place::int4 AS place, min(ml_rag._cosine_distance(e.embedding, q.vector)) AS distance"
+        " SELECT d.place::int4 AS place, min(e.embedding OPERATOR(ml_rag_internal.<=>) q.vector)::float8 AS distance"
         " FROM q, unnest($1) WITH ORDINALITY AS d (digest, place) CROSS JOIN LATERAL (SELECT t.embedding"
         " FROM ml_rag_internal.table_embedding AS t WHERE t.digest = d.digest AND t.model_id = $2 OFFSET 0) AS e"
-        " GROUP BY 1",
+        # by another model of that name one can have other dimensions
+        " WHERE (OPERATOR(ml_rag_internal.#) e.embedding) = (OPERATOR(ml_rag_internal.#) q.vector) GROUP BY 1",
         *("bytea[]", "text", "text"),
     ),
     "distances": (
@@ -72,8 +73,7 @@ def distances(plpy: Any, server: ModelServer, query: str, texts: list[str], mode
     (vector,) = embed.embed(server, [query], model_id, "query")
     digests = [hashlib.sha256(text.encode()).digest() for text in texts]
     rows = rights.as_owner(plpy, lambda: list(_statements(plpy, "near", digests, model_id, vector)))
-    # by another model of that name one can have other dimensions
-    found: dict[int, float] = {row["place"] - 1: row["distance"] for row in rows if row["distance"] is not None}
+    found: dict[int, float] = {row["place"] - 1: row["distance"] for row in rows}
     missing = [place for place in range(len(texts)) if place not in found]
     for start in range(0, len(missing), _BATCH):
         places = missing[start : start + _BATCH]
