@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -10,11 +15,13 @@ from click.testing import CliRunner
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from ml_rag import __version__
 from ml_rag.cli import main
 from ml_rag.client import doctor
 from ml_rag.errors import MlRagError
 from support.cluster import Connection, Database
 from support.exchange import exchange
+from support.hostile_server import HostileServer
 from support.stores import create_store, fake_embedding
 
 
@@ -408,3 +415,66 @@ def test_indexes_that_were_measured_and_those_that_were_not_are_listed(owner: Co
     owner.execute("DROP TABLE large, grown")
     _, found = findings(db)
     assert found["approximate indexes"]["hint"] == ""
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
+THIS = f'{{"version": "{__version__}", "uptime_seconds": '.encode()
+
+
+def asked(tmp_path: Path, pieces: Iterable[bytes], seconds: float = 0.0) -> doctor.Finding:
+    """What is found of a server that answers these pieces, one every so many seconds."""
+
+    def answer(client: socket.socket, _: bytes) -> None:
+        with contextlib.suppress(OSError):
+            for piece in pieces:
+                client.sendall(piece)
+                time.sleep(seconds)
+        client.close()
+
+    server = HostileServer(tmp_path / "socket", answer)
+    try:
+        (finding,) = doctor.check_server(server.address)
+    finally:
+        server.close()
+    return finding
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"Hello\r\n\r\n", OK, OK + b"[]", OK + b"null", OK + b"{}", OK + b'{"version": [1]}', OK + b"[" * 100_000,
+        OK + THIS + b'"x"}', OK + THIS + b"1" + b"0" * 400 + b"}", OK + THIS + b'1, "parsers": [1]}',
+        OK + THIS + b'1, "parsers": {"missing": "x"}}', b"HTTP/1.1 502 Bad Gateway\r\n\r\n<html>",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n" + b" " * 10,
+    ],
+)  # fmt: skip
+def test_something_else_at_the_address_is_said(tmp_path: Path, reply: bytes) -> None:
+    finding = asked(tmp_path, [reply])
+    assert not finding.ok
+    assert "answers something else than an ml_rag model server" in finding.found
+    assert "ml_rag.configure('model_server'" in finding.hint
+
+
+@pytest.mark.parametrize("head", [OK, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n"])
+def test_a_reply_without_end_is_not_read_on(tmp_path: Path, head: bytes) -> None:
+    sent = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal sent
+        yield head
+        while sent < 64:
+            sent += 1
+            yield b" " * doctor.MOST_REPLY
+
+    finding = asked(tmp_path, endless())
+    assert (finding.ok, "more than 1048576 bytes" in finding.found) == (False, True)
+    assert sent < 8
+
+
+@pytest.mark.parametrize("head", [b"", OK])
+def test_a_reply_that_drips_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: bytes) -> None:
+    monkeypatch.setattr(doctor, "SECONDS", 0.5)
+    started = time.monotonic()
+    finding = asked(tmp_path, chain([head], repeat(b" ", 200)), 0.05)
+    assert (finding.ok, "no whole reply within" in finding.found) == (False, True)
+    assert time.monotonic() - started < 3

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -26,9 +25,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ml_rag import __version__
+from ml_rag.backend import sockets
 from ml_rag.client.dsn import dsn_option
 from ml_rag.errors import MlRagError, from_json
-from ml_rag.protocol import request_address
 from ml_rag.search_path import PIN, PIN_TRANSACTION, refuse_borrowed_role
 from ml_rag.terminal import printable_lines
 
@@ -46,6 +45,8 @@ FOREIGN_SHARE = 0.3
 SMALL = 20_000
 #: for the model server to answer in
 SECONDS = 10.0
+#: bytes of its reply
+MOST_REPLY = 1024 * 1024
 #: for the rows of all stores of another role to be counted in
 COUNT_SECONDS = 10.0
 
@@ -87,44 +88,67 @@ def run(name: str, check: Callable[[], str]) -> Finding:
         return Finding(name, False, found, hint)
 
 
-def _health(address: str) -> Any:
-    """The reply of /healthz. Raises OSError, HTTPException, ValueError, or the error that the server answers."""
-    family, target = request_address(address)
+def _ask(address: str) -> tuple[int, bytes]:
+    """Status and body of /healthz. Raises OSError, ValueError for a malformed address, HTTPException for its reply."""
+    deadline = time.monotonic() + SECONDS
+
+    def interrupt() -> None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no whole reply within {SECONDS:.0f} s")
+
     connection = http.client.HTTPConnection("localhost")
     with contextlib.closing(connection):
-        connection.sock = socket.socket(family)
-        connection.sock.settimeout(SECONDS)
-        connection.sock.connect(target)
+        connection.sock = sockets.connect(address, interrupt)
         connection.request("GET", "/healthz")
         reply = connection.getresponse()
-        body = json.load(reply)
-    if reply.status != 200:
-        raise from_json(body, reply.status)
-    return body
+        body = bytearray()
+        # read() would read all of a chunk whose size is negative
+        while len(body) <= MOST_REPLY and (piece := reply.read1(1 << 16)):
+            body += piece
+    if len(body) > MOST_REPLY:
+        raise http.client.HTTPException(f"more than {MOST_REPLY} bytes")
+    return reply.status, bytes(body)
+
+
+def _other(address: str, why: str) -> MlRagError:
+    hint = "Correct its address: SELECT ml_rag.configure('model_server', '…')."
+    return _wrong(f"{address} answers something else than an ml_rag model server: {why}", hint)
 
 
 def check_server(address: str) -> Iterator[Finding]:
     """The model server, seen from here: reachable, of this version, its document parsers confined."""
-    reply: dict[str, Any] = {}
+    confined: list[Finding] = []
 
     def health() -> str:
         try:
-            reply.update(_health(address))
-        except (OSError, http.client.HTTPException, ValueError, TypeError) as e:
+            status, body = _ask(address)
+        except (OSError, ValueError) as e:
             start = os.environ.get("ML_RAG_START_SERVER") or "ml-rag serve"  # as in backend/client
             hint = f"Start it with \"{start}\", or correct its address: SELECT ml_rag.configure('model_server', '…')."
             raise _wrong(f"it cannot be reached from here: {address}: {e}.", hint) from None
-        if reply.get("version") != __version__:
-            raise _wrong(f"version {reply.get('version')}, this command is {__version__}", "Restart the model server.")
-        return f"version {reply['version']}, up for {reply['uptime_seconds']:.0f} s, at {address}"
+        except http.client.HTTPException as e:
+            raise _other(address, repr(e)[:100]) from None
+        try:
+            reply = json.loads(body)
+            if status != 200:
+                raise from_json(reply, status)
+            if not isinstance(version := reply["version"], str):
+                raise TypeError
+            if version == __version__:
+                uptime = f"{reply['uptime_seconds']:.0f}"
+                confined.append(parsers(reply))
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
+            raise _other(address, f"HTTP status {status}, {len(body)} bytes") from None
+        if version != __version__:
+            raise _wrong(f"version {version}, this command is {__version__}", "Restart the model server.")
+        return f"version {version}, up for {uptime} s, at {address}"
 
     finding = run("model server", health)
     if not finding.ok and "Permission denied" in finding.found:
         hint = "Run this as the model server's user, as root, or as a user in allowed_users of its configuration."
         finding = Finding(finding.check, False, finding.found, hint)
     yield finding
-    if finding.ok:
-        yield parsers(reply)
+    yield from confined
 
 
 def parsers(health: dict[str, Any]) -> Finding:
