@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -481,3 +484,70 @@ def test_the_server_names_the_command_that_can(owner: Connection, uri: str) -> N
 )
 def test_times_as_each_file_system_tells_them(info: dict[str, Any], said: str | None) -> None:
     assert remote._changed(info) == said
+
+
+class Stuck(BaseHTTPRequestHandler):
+    """A folder of two documents; no answer to a path with ``stuck``, but for a byte now and then if it ``drips``."""
+
+    protocol_version = "HTTP/1.1"
+    stuck = ""
+    drips = False
+    over: threading.Event
+    asked: threading.Event
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+    def head(self, kind: str, length: int) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(length))
+        self.end_headers()
+
+    def do_HEAD(self) -> None:
+        self.head("text/plain", 100_000)
+
+    def do_GET(self) -> None:
+        if self.stuck in self.path:
+            self.asked.set()
+            if self.drips:
+                self.head("text/plain", 100_000)
+            while not self.over.wait(0.05):
+                if self.drips:
+                    self.wfile.write(b"x")
+            self.close_connection = True
+            return
+        page = b'<a href="/docs/a.txt">a</a><a href="/docs/b.txt">b</a>'
+        self.head("text/html", len(page))
+        self.wfile.write(page)
+
+
+@pytest.mark.parametrize(
+    ("stuck", "drips", "jobs"),
+    [("docs", False, 1), (".txt", False, 1), (".txt", False, 3), (".txt", True, 1), (".txt", True, 3)],
+)
+def test_an_interrupt_ends_what_a_server_holds_up(
+    db: Database, owner: Connection, server: DocumentsServer, loader: Connection, stuck: str, drips: bool, jobs: int
+) -> None:
+    over, asked = threading.Event(), threading.Event()
+    named = {"stuck": stuck, "drips": drips, "over": over, "asked": asked}
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("One", (Stuck,), named)) as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        dsn = f"{db.dsn} dbname={db.name} options='-c role={loader_role(db)}'"
+        address = f"http://127.0.0.1:{made.server_address[1]}/docs/"
+        arguments = ("load", address, "--store", "new", "--dsn", dsn, "--jobs", str(jobs))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ml_rag.cli", *arguments],
+            env={**os.environ, "PYTHONPATH": "plpy"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        try:
+            assert asked.wait(20)
+            process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=5)
+        finally:
+            process.kill()
+            over.set()
+            made.shutdown()
+    assert (process.returncode, "Aborted!" in output) == (1, True), output
+    assert "Traceback" not in output
+    assert owner.execute("SELECT count(*) FROM new").fetchall() == [(0,)]

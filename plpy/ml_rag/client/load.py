@@ -8,10 +8,11 @@ import json
 import queue
 import re
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, LiteralString
@@ -101,9 +102,12 @@ class Folder:
     def unread(self, client: Client, batch: Sequence[str]) -> set[str]:
         return set()
 
-    def read(self, path: str, reading: files.Reading) -> files.File:
+    def read(self, path: str, reading: files.Reading, interrupt: files.Interrupt) -> files.File:
         _check_name(path)
-        return reading.read(path, self._base, files.MAX_DOCUMENT_BYTES, lambda: None)
+        return reading.read(path, self._base, files.MAX_DOCUMENT_BYTES, interrupt)
+
+    def interrupt(self) -> None:
+        """Nothing waits for files of this machine."""
 
     def is_gone(self, name: str) -> bool:
         return (
@@ -135,9 +139,13 @@ class Remote:
         ]
         return client.unchanged({name: kept[name][0] for name in same})
 
-    def read(self, name: str, reading: files.Reading) -> files.File:
+    def read(self, name: str, reading: files.Reading, interrupt: files.Interrupt) -> files.File:
         _check_name(name)
-        return self._address.read(name, files.MAX_DOCUMENT_BYTES, lambda: None)
+        return self._address.read(name, files.MAX_DOCUMENT_BYTES, interrupt)
+
+    def interrupt(self) -> None:
+        """End what other threads read."""
+        remote.interrupt()
 
     def is_gone(self, name: str) -> bool:
         return self._address.is_gone(name)
@@ -154,8 +162,14 @@ class Client:
         self._options = options
         self._given = given
         self._reading = files.Reading()
+        self._is_over = threading.Event()
+
+    def _check(self) -> None:
+        if self._is_over.is_set():
+            raise CancelledError
 
     def _values(self, query: str, *arguments: Any) -> list[Any]:
+        self._check()
         return [row[0] for row in self._connection.execute(query, (self._store, *arguments)).fetchall()]
 
     def unchanged(self, hashes: dict[str, str]) -> set[str]:
@@ -180,10 +194,11 @@ class Client:
         found: dict[str, files.File] = {}
         length = 0
         for path in batch:
+            self._check()
             if path in unread:
                 continue
             try:
-                file = source.read(path, self._reading)
+                file = source.read(path, self._reading, self._check)
             except DocumentError as e:
                 tally.fail(path, e)
                 continue
@@ -225,13 +240,14 @@ class Client:
         self._connection.add_notice_handler(task.heard)
 
     def interrupt(self) -> None:
-        """End the statement that another thread has sent."""
+        """End what another thread does, and the statement that it has sent."""
+        self._is_over.set()
         self._connection.cancel_safe(timeout=5)
 
 
 def _load_side_by_side(
     clients: Sequence[Client], batches: Sequence[list[str]], source: Folder | Remote
-) -> Iterator[tuple[list[str], Tally]]:
+) -> Generator[tuple[list[str], Tally]]:
     """Each batch by a client that is free, as it is done; the first error ends the others."""
     free: queue.SimpleQueue[Client] = queue.SimpleQueue()
     for client in clients:
@@ -251,11 +267,12 @@ def _load_side_by_side(
                 yield futures[future], future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            # again and again: one that is between two statements has none that could be ended
+            # again and again: one that is between two statements or reads has none that could be ended
             while running := [future for future in futures if future.running()]:
                 for client in clients:
                     with contextlib.suppress(psycopg.Error):
                         client.interrupt()
+                source.interrupt()
                 wait(running, timeout=0.2)
             raise
 
@@ -309,10 +326,12 @@ def _run(clients: Sequence[Client], sources: Sequence[Folder | Remote], refresh:
             client.hears(task)
         for source, sizes in zip(sources, found, strict=True):
             batches = list(files.batches(list(sizes.items()), *CALL))
-            for batch, one in _load_side_by_side(clients, batches, source):
-                tally.add(one)
-                done += len(batch)
-                task.tell(done, n, failed=tally.counts["failed"], segments=tally.segments)
+            # closed at once by an interrupt of this thread, too, which has its frame
+            with contextlib.closing(_load_side_by_side(clients, batches, source)) as loaded:
+                for batch, one in loaded:
+                    tally.add(one)
+                    done += len(batch)
+                    task.tell(done, n, failed=tally.counts["failed"], segments=tally.segments)
             if refresh and source.prefix is not None:
                 tally.counts["removed"] += clients[0].remove(source)
     return tally

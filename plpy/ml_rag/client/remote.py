@@ -5,6 +5,7 @@ Keys and regions are those that the library of each file system finds, such as A
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import posixpath
 import re
@@ -193,7 +194,23 @@ class Address:
             raise DocumentError("the file cannot be read", detail=_said(e)) from None
         if total > most:
             raise DocumentError("the file is too large", detail=f"The limit is {most} bytes.")
+        interrupt()  # what it ended looks like the end of the document
         return files.File(b"".join(pieces), {} if one.changed is None else {"last_modified_date": one.changed})
+
+
+def interrupt() -> None:
+    """End what other threads wait for, which fsspec does in a thread of its own. To them it looks like an empty reply.
+
+    A file system that is not asynchronous waits as long as its library does.
+    """
+    from fsspec.asyn import loop
+
+    def end_all() -> None:
+        for task in asyncio.all_tasks():
+            task.cancel()
+
+    if loop[0] is not None:
+        loop[0].call_soon_threadsafe(end_all)
 
 
 _HINT = "Such as https://example.com/handbook.pdf, s3://bucket/handbook/ (all below it) or gs://bucket/*.pdf."
