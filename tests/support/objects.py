@@ -86,12 +86,17 @@ SELECT e.oid, 'pg_event_trigger'::regclass, 'event trigger ' || e.evtname, e.evt
     'tags', e.evttags)
 FROM pg_event_trigger AS e"""
 
+OPERATORS = """
+SELECT o.oid, 'pg_operator'::regclass, 'operator ' || o.oid::regoperator::text, o.oprowner, NULL,
+  jsonb_build_object('function', o.oprcode::regprocedure)
+FROM pg_operator AS o"""
+
 CATALOG = f"""
 WITH extension AS (
   SELECT oid FROM pg_extension WHERE extname = 'ml_rag'
 ), object (oid, class, name, owner, acl, facts) AS (
   {FUNCTIONS} UNION ALL {RELATIONS} UNION ALL {SCHEMAS} UNION ALL {TYPES}
-  UNION ALL {EVENT_TRIGGERS}
+  UNION ALL {EVENT_TRIGGERS} UNION ALL {OPERATORS}
 ), member AS (
   SELECT d.classid, d.objid FROM pg_depend AS d, extension
   WHERE d.refclassid = 'pg_extension'::regclass AND d.refobjid = extension.oid AND d.deptype = 'e'

@@ -120,6 +120,7 @@ class Worker:
         """A connection of its own, that is never read: one that waits for replies keeps in memory whatever any role
         notifies meanwhile."""
         with closing(psycopg.connect(self.dsn, autocommit=True, application_name="ml-rag worker")) as listener:
+            refuse_borrowed_role(listener, PIN)
             listener.execute("LISTEN ml_rag_vectorizer")
             yield listener
 
