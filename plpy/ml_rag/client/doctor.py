@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -25,9 +26,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ml_rag import __version__
-from ml_rag.backend import sockets
 from ml_rag.client.dsn import dsn_option
 from ml_rag.errors import MlRagError, from_json
+from ml_rag.protocol import request_address
 from ml_rag.search_path import PIN, PIN_TRANSACTION, refuse_borrowed_role
 from ml_rag.terminal import printable_lines
 
@@ -88,17 +89,28 @@ def run(name: str, check: Callable[[], str]) -> Finding:
         return Finding(name, False, found, hint)
 
 
+class _Socket(socket.socket):
+    """A socket that has ``SECONDS`` for all that comes over it, not for each piece."""
+
+    def __init__(self, family: int) -> None:
+        super().__init__(family)
+        self._deadline = time.monotonic() + SECONDS
+        self.settimeout(SECONDS)
+
+    def recv_into(self, *arguments: Any) -> int:
+        if (left := self._deadline - time.monotonic()) <= 0:
+            raise TimeoutError("timed out")
+        self.settimeout(left)
+        return super().recv_into(*arguments)
+
+
 def _ask(address: str) -> tuple[int, bytes]:
     """Status and body of /healthz. Raises OSError, ValueError for a malformed address, HTTPException for its reply."""
-    deadline = time.monotonic() + SECONDS
-
-    def interrupt() -> None:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"no whole reply within {SECONDS:.0f} s")
-
+    family, target = request_address(address)
     connection = http.client.HTTPConnection("localhost")
     with contextlib.closing(connection):
-        connection.sock = sockets.connect(address, interrupt)
+        connection.sock = _Socket(family)
+        connection.sock.connect(target)
         connection.request("GET", "/healthz")
         reply = connection.getresponse()
         body = bytearray()
