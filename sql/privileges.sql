@@ -14,8 +14,8 @@ BEGIN
   IF pg_catalog.to_regrole('ml_rag_publisher') IS NULL THEN
     CREATE ROLE ml_rag_publisher NOLOGIN;
   END IF;
-  -- what handles rows and names of others with more than their rights runs as it, not as a superuser; nobody
-  -- else may
+  -- what handles rows and names of others with more than their rights runs as it, not as a superuser; no
+  -- other role may
   IF pg_catalog.to_regrole('ml_rag_internal') IS NULL THEN
     CREATE ROLE ml_rag_internal NOLOGIN;
   ELSIF EXISTS (

@@ -430,7 +430,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the schemas of ml_rag and pgvector keep their names, by which functions of ml_rag find types,
 -- operators and functions. The owner of such a schema, in public the owner of the database, could rename it
 -- and put another one in its place. And functions of ml_rag stay as they are: their owner, ml_rag_internal,
--- could have one run with the rights of whoever calls it, and with another search_path
+-- could have one run with the rights of its caller, and with another search_path
 -- Reads: the catalog  Errors: 42501, 55000
 DECLARE
   _extension name := (

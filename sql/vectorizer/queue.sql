@@ -110,8 +110,8 @@ BEGIN
         SELECT concat(e.key, ' ', e.text_hash) FROM ml_rag.vectorizer_error AS e
         WHERE e.relation = _waiting.relation AND e.next_attempt > now() ORDER BY e.key), _has_key);
   END IF;
-  -- The key apart, and looked up row by row: next to the policy an expression is no condition of the index,
-  -- and as a join, of which one row is expected, all failures would be read for each row
+  -- The key apart, and looked up row by row: next to the policy an expression does not become a condition
+  -- of the index, and as a join, of which one row is expected, all failures would be read for each row
   RETURN format('FROM ONLY %s AS t CROSS JOIN LATERAL (SELECT ml_rag._error_key(%s) AS key OFFSET 0) AS k'
     ' WHERE t.segment_embedding IS NULL AND NOT EXISTS (SELECT FROM ml_rag.vectorizer_error AS e'
     ' WHERE e.relation = %s AND e.key = k.key AND e.next_attempt > now()'
