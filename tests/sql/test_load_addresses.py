@@ -539,11 +539,19 @@ def test_an_interrupt_ends_what_a_server_holds_up(
         process = subprocess.Popen(
             [sys.executable, "-m", "ml_rag.cli", *arguments],
             env={**os.environ, "PYTHONPATH": "plpy"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            # a program that was started in the background ignores it
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         try:
             assert asked.wait(20)
-            process.send_signal(signal.SIGINT)
-            output, _ = process.communicate(timeout=5)
+            for left in (2, 1, 0):  # a busy machine may miss one
+                process.send_signal(signal.SIGINT)
+                try:
+                    output, _ = process.communicate(timeout=5)
+                    break
+                except subprocess.TimeoutExpired:
+                    if not left:
+                        raise
         finally:
             process.kill()
             over.set()
