@@ -94,7 +94,7 @@ BEGIN
         a.attname = ANY (i.key)
           AND a.atttypid
             = ANY ('{smallint,integer,bigint,numeric,oid,text,character varying,uuid}'::regtype[])
-        OR a.attname IN (i.segment, i.beside) AND a.attname <> ALL (i.key)
+        OR a.attname IN (i.segment, i.beside) AND a.attname <> ALL (i.key) AND a.attgenerated <> 'v'
           AND a.atttypid = ANY ('{text,character varying}'::regtype[]))
     ) = cardinality(i.key) + 1 + (i.beside IS NOT NULL)::integer AS matches
   INTO _found FROM ml_rag_internal.keyword_store AS i
@@ -455,11 +455,18 @@ BEGIN
       coalesce((
         SELECT format('Name the column that holds the text: {"segment": %s}.', to_jsonb(a.attname))
         FROM pg_attribute AS a
-        WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped
+        WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> 'v'
           AND a.atttypid = ANY ('{text,character varying}'::regtype[])
         ORDER BY array_position('{content,text,chunk,document,body}'::text[], lower(a.attname)),
         a.attnum LIMIT 1),
         'It has no column of type text.'));
+  ELSIF EXISTS (SELECT FROM pg_attribute AS a
+                WHERE a.attrelid = store AND a.attname = _segment AND a.attgenerated = 'v') THEN
+    -- from PostgreSQL 18 on
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('"%s" cannot have a keyword index of column "%s"', store, _segment),
+      DETAIL = 'It is a virtual generated column, whose values triggers do not see.',
+      HINT = 'Make it a stored one: GENERATED ALWAYS AS (…) STORED.';
   END IF;
   IF _configuration IS NULL THEN
     _configuration := ml_rag.text_search_configuration(_options ->> 'language');

@@ -160,6 +160,25 @@ def test_a_column_that_is_renamed_asks_for_the_index_to_be_made_anew(owner: Conn
     owner.execute("UPDATE docs SET segment = 'dog'")
 
 
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_a_column_whose_values_triggers_do_not_see(owner: Connection, is_indexed: bool) -> None:
+    if owner.info.server_version < 180000:
+        pytest.skip("virtual generated columns are there from PostgreSQL 18 on")
+    keyword_store(owner, ["fox"])
+    if not is_indexed:
+        owner.execute("SELECT ml_rag.disable_keyword_search('docs')")
+    owner.execute("ALTER TABLE docs RENAME segment TO body; ALTER TABLE docs ADD segment text GENERATED ALWAYS AS (body)")
+    if is_indexed:
+        with error("55000", "no longer matches its columns"):
+            owner.execute("UPDATE docs SET body = 'dog'")
+    with error("55000", "virtual generated column", "STORED"):
+        owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
+    owner.execute("ALTER TABLE docs DROP segment; ALTER TABLE docs ADD segment text GENERATED ALWAYS AS (body) STORED")
+    enable(owner)
+    owner.execute("UPDATE docs SET body = 'dog'")
+    assert found(owner, "dog") == [1]
+
+
 def test_drop_and_create_extension(owner: Connection) -> None:
     keyword_store(owner, ["fox"])
     with pytest.raises(psycopg.errors.DependentObjectsStillExist):
