@@ -7,6 +7,7 @@ import os
 import random
 import re
 import subprocess
+import sys
 import time
 from pathlib import Path
 from urllib.parse import quote
@@ -173,9 +174,10 @@ def test_links_that_lead_to_too_many_others_are_reported(tree: Path) -> None:
             files.read(str(links[0]), base, 100, nothing)
         assert caught.value.detail == "Too many levels of symbolic links."
         assert files.read(str(links[-40]), base, 100, nothing).content == b"a.txt"
-    for uri in (f"{links[0]}", f"{links[0]}/../a.txt"):
-        with pytest.raises(InvalidRequest):
-            files.find(files.parse(uri), nothing)
+    if sys.version_info < (3, 14):  # which resolves any number of links
+        for uri in (f"{links[0]}", f"{links[0]}/../a.txt"):
+            with pytest.raises(InvalidRequest):
+                files.find(files.parse(uri), nothing)
 
 
 def test_looking_for_files_can_be_interrupted_at_any_place(tmp_path: Path) -> None:

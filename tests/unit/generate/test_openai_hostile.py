@@ -101,7 +101,8 @@ def test_what_an_answer_cannot_be_is_nonsense(remote, engine_for, event):
 def test_a_refusal_cannot_break_what_reports_it(remote, engine_for):
     engine = engine_for(remote.url, "generate")
     remote.replies = [replies(400, b"[" * 60_000)]
-    with pytest.raises(EngineFailed, match="unexpected reply"):
+    # Python 3.14 reads it, and finds that it is no JSON
+    with pytest.raises(EngineFailed, match="unexpected reply|remote model failed"):
         text_of(engine)
     for refusal in (
         replies(400, rb'{"error": {"message": "no \ud800"}}'),

@@ -100,7 +100,7 @@ class Endpoint:
     def __init__(self, entry: ModelEntry) -> None:
         self._secret = _key(entry)
         self.model = entry.remote_model or entry.id
-        self._loop = asyncio.new_event_loop()
+        self._runner = asyncio.Runner()
         connect = min(_CONNECT_SECONDS, entry.timeout_seconds)
         #: until a reply begins; informational ones (1xx) that come before it do not put it off
         self._begin_seconds = connect + entry.timeout_seconds
@@ -114,9 +114,9 @@ class Endpoint:
         )
 
     def close(self) -> None:
-        if not self._loop.is_closed():
-            self._loop.run_until_complete(self._client.aclose())
-            self._loop.close()
+        if not self._client.is_closed:
+            self._runner.run(self._client.aclose())
+            self._runner.close()
 
     def wait(self, work: Coroutine[Any, Any, T], cancelled: Cancelled) -> T:
         """The result of ``work``; it is cancelled, and its connection closed, once ``cancelled()`` is true.
@@ -139,7 +139,7 @@ class Endpoint:
                 if task.cancel():
                     await asyncio.wait({task})
 
-        return self._loop.run_until_complete(guarded())
+        return self._runner.run(guarded())
 
     async def open(self, path: str, body: dict[str, Any]) -> httpx.Response:
         """The reply to a POST, its body yet to be read.
