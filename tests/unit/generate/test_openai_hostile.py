@@ -102,7 +102,7 @@ def test_a_refusal_cannot_break_what_reports_it(remote, engine_for):
     engine = engine_for(remote.url, "generate")
     remote.replies = [replies(400, b"[" * 60_000)]
     # Python 3.14 reads it, and finds that it is no JSON
-    with pytest.raises(EngineFailed, match="unexpected reply|remote model failed"):
+    with pytest.raises(EngineFailed, match=r"unexpected reply|remote model failed"):
         text_of(engine)
     for refusal in (
         replies(400, rb'{"error": {"message": "no \ud800"}}'),
