@@ -6,6 +6,8 @@
 # all errors and raises them so, @CATCH_AND_END@ one that first reports the end of the routine's _call (sql/watch/track.sql).
 # A line @WORK@ becomes sql/work.sql.in: the loop of a procedure that commits.
 # @ROUTINES_OF_PIPELINE@ becomes the names of the functions that sql/pipeline makes in schema ml_rag.
+# Public routines and those that are SECURITY DEFINER have SHOWN off: these settings, which anybody may turn on, show the values that a
+# statement gets to the client, and a function of an application that is SECURITY DEFINER can call a routine for others.
 # Types of variables get their schema: PL/pgSQL looks them up once a session, in the search_path of the first call. A domain of the
 # same name, such as pg_temp.text, would otherwise stay in the function, and its check run with the rights of later callers.
 source "$(dirname "$0")/lib.sh"
@@ -15,6 +17,8 @@ mkdir -p "$ROOT/build"
 
 # the types that are no keywords of SQL, which always mean those of pg_catalog
 CAPTURABLE='"char"|float8|json|jsonb|name|oid|pg_[a-z_]+|record|refcursor|reg[a-z]+|text|tid|timestamptz|tsvector|uuid'
+
+SHOWN='SET debug_print_parse = off SET debug_print_rewritten = off SET debug_print_plan = off'
 
 routines_of() { sed -nE 's/^CREATE (FUNCTION|PROCEDURE|AGGREGATE) ml_rag\.([a-z0-9_]+)\(.*/\2/p' "$ROOT/sql/$1/"*.sql | sort -u | tr '\n' ' '; }
 
@@ -42,6 +46,8 @@ with_vector() {
 } | sed -e 's/^@CATCH_AND_END@$/@CATCH@\n  PERFORM ml_rag._end(_call, SQLSTATE);\n@RAISE@/' -e 's/^@CATCH@$/&\n@RAISE@/' |
   sed -e 's/^@CATCH@$/EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN/' |
   sed -e "/^@WORK@\$/{r $ROOT/sql/work.sql.in" -e 'd}' | sed -e "/^@BACKEND@\$/{r $ROOT/sql/backend.py.in" -e 'd}' -e "/^@RAISE@\$/{r $ROOT/sql/raise.sql.in" -e 'd}' | sed "s/@ML_RAG_VERSION@/$VERSION/g; s/@ROUTINES_OF_PIPELINE@/$(routines_of pipeline)/" |
+  sed -E -e 's/LANGUAGE [a-z0-9]+ ([A-Z ]+ )?SECURITY DEFINER/& '"$SHOWN/" \
+    -e '/^CREATE (FUNCTION|PROCEDURE) @extschema@[.]/,/[$][$]/s/SET search_path FROM CURRENT/& '"$SHOWN/" |
   sed -E "/^ *DECLARE\$/,/^ *BEGIN\$/s/^( +[a-z_0-9]+( CONSTANT)?) ($CAPTURABLE)(\[\]|[ ;]|\$)/\1 pg_catalog.\3\4/" >"$target.new"
 mv "$target.new" "$target"
 

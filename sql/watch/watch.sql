@@ -3,7 +3,10 @@
 -- (which pg_monitor is).
 
 CREATE FUNCTION ml_rag._read_calls(what text, OUT found json, OUT error jsonb)
-LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT
+-- which would show the calls of others, before it is known which of them the caller may see
+SET debug_print_plan = off
+AS $$
 # purpose: activity or stats, of others no more than that there is something  Reads: pg_stat_activity, as the
 # caller
 @BACKEND@

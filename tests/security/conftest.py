@@ -5,5 +5,6 @@ from __future__ import annotations
 from support.canary import canaries
 from support.loading import folder, loader, server
 from support.models_server import models
+from support.scripted import script
 
-__all__ = ["canaries", "folder", "loader", "models", "server"]
+__all__ = ["canaries", "folder", "loader", "models", "script", "server"]
