@@ -1272,13 +1272,13 @@ def test_bodies_that_never_end_do_not_fill_the_memory(monkeypatch: pytest.Monkey
 
 
 async def test_a_reader_says_that_its_connections_are_in_use(asker_dsn: str) -> None:
-    reader = Reader(asker_dsn, name="a test", connections=1, patience=0.1)
+    reader = Reader(asker_dsn, name="a test", connections=1, patience=1)
     async with reader.opened(), reader.transaction():
         with pytest.raises(psycopg.OperationalError) as caught:
             await reader.rows(sql.SQL("SELECT 1"))
     assert worded(caught.value) == "all 1 connections to the database are in use (SQLSTATE 53300)"
     # not if they are not
-    reader = Reader(make_conninfo(asker_dsn, port=1), name="a test", connections=1, patience=0.1)
+    reader = Reader(make_conninfo(asker_dsn, port=1), name="a test", connections=1, patience=1)
     with pytest.raises(psycopg.OperationalError) as caught:
         async with reader._pool:
             await reader.rows(sql.SQL("SELECT 1"))
