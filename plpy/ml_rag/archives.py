@@ -233,9 +233,10 @@ def _is_file(path: str) -> bool:
 
 
 def members(file: IO[bytes], name: str, interrupt: Interrupt) -> list[Member]:
-    """The files of an archive, in its order, hidden ones left out. Raises DocumentError."""
+    """The files of an archive, in the order in which they are read, hidden ones left out. Raises DocumentError."""
     found: dict[str, Member] = {}
     for member, _ in _members(file, name, interrupt):
+        found.pop(member.path, None)  # its place is that of the last one, which counts
         found[member.path] = member
     return list(found.values())
 

@@ -146,6 +146,24 @@ def test_of_a_file_that_is_there_twice_the_last_counts(tmp_path: Path, name: str
     assert find(tmp_path / name) == ({"a.txt": "new", "b.txt": "other"}, [])
 
 
+def test_files_that_are_there_twice_are_read_in_one_go(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for i in [*range(60), *reversed(range(60))]:
+            archive.addfile(tarfile.TarInfo(f"{i}.txt"))
+    paths = files.find(files.parse(f"{tmp_path}/a.tar"), nothing)
+    looks = 0
+
+    def interrupt() -> None:
+        nonlocal looks
+        looks += 1
+
+    with files.Reading() as reading:
+        for path in paths:
+            reading.read(path, None, 9, interrupt)
+    assert len(paths) == 60
+    assert looks < 1000  # 120 a pass
+
+
 def test_patterns_name_archives_and_what_is_in_them_can_be_gone(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(zipped({"one.txt": b"1"}))
     location = files.parse(f"{tmp_path}/*.zip")
