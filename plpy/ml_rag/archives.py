@@ -339,7 +339,7 @@ def _zip(file: IO[bytes], interrupt: Interrupt) -> Iterator[tuple[Member, Callab
         _check(len(listed), sum(one.file_size for one in listed), max(SMALL, MAX_RATIO * size))
         for one in listed:
             interrupt()
-            if not _is_visible(one.filename):
+            if (path := _visible(one.filename)) is None:
                 continue
             if one.flag_bits & 1:
                 raise DocumentError(
@@ -356,7 +356,7 @@ def _zip(file: IO[bytes], interrupt: Interrupt) -> Iterator[tuple[Member, Callab
                 # no more than the size that was checked is read of it
                 return archive.open(one)
 
-            yield Member(one.filename, one.file_size), open_it
+            yield Member(path, one.file_size), open_it
 
 
 def _tar(file: IO[bytes], interrupt: Interrupt) -> Iterator[tuple[Member, Callable[[], IO[bytes]]]]:
@@ -377,8 +377,7 @@ def _tar(file: IO[bytes], interrupt: Interrupt) -> Iterator[tuple[Member, Callab
             count += 1
             total += one.size
             _check(count, total, max(SMALL, MAX_RATIO * size) if kind else MAX_UNPACKED)
-            path = one.name.removeprefix("./")
-            if one.isreg() and not one.issparse() and _is_visible(path):
+            if one.isreg() and not one.issparse() and (path := _visible(one.name)) is not None:
 
                 def open_it(one: tarfile.TarInfo = one) -> IO[bytes]:
                     found: IO[bytes] | None = archive.extractfile(one)
@@ -396,7 +395,8 @@ def _check(count: int, total: int, most: int) -> None:
         raise too_much(f"Its files have more than {min(most, MAX_UNPACKED)} bytes.")
 
 
-def _is_visible(path: str) -> bool:
-    """Whether it is a name below a folder, and none of its parts is hidden or of the system that packed it."""
-    parts = path.split("/")
-    return "\0" not in path and all(part and not part.startswith(".") and part != "__MACOSX" for part in parts)
+def _visible(path: str) -> str | None:
+    """The path without empty parts and "."; None if a part is hidden or of the system that packed it."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    is_hidden = any(part == "__MACOSX" or (part.startswith(".") and part != "..") for part in parts)
+    return None if is_hidden or "\0" in path else "/".join(parts) or None

@@ -41,6 +41,7 @@ _MAX_NAMES = 64 * 1024**2
 #: entries of a folder between two looks at interrupts
 _ENTRIES = 1000
 _HINT = "Name files as the server sees them: 'file:///srv/docs/' (a folder), '/srv/docs/*.pdf', '/srv/docs/a.pdf'."
+_PACK = "Pack the archive again, from the folder that all its files are in."
 
 Interrupt = Callable[[], object]
 #: takes a folder whose files are left out, or a link, and why
@@ -323,7 +324,11 @@ def _expanded(paths: list[str], base: str | None, interrupt: Interrupt, left_out
                 left_out(path, archives.too_much(detail))
                 continue
             left -= length
-            found += inside
+            for one in inside:
+                if ".." in one.removeprefix(path).split("/"):
+                    left_out(one, DocumentError("the name in the archive has a part ..", hint=_PACK))
+                else:
+                    found.append(one)
     return found
 
 

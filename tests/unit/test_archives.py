@@ -204,8 +204,8 @@ def test_an_office_document_called_zip_is_a_document(tmp_path: Path) -> None:
         assert reading.read(f"{tmp_path}/a.zip", str(tmp_path), 10**6, nothing).content == content
 
 
-def test_names_that_lead_out_are_left_out(tmp_path: Path) -> None:
-    names = ["../up.txt", "/etc/passwd", "a/../../b.txt", "a//b.txt", ".ssh/key", "fine.txt"]
+def test_names_below_the_archive_are_read_and_others_reported(tmp_path: Path) -> None:
+    names = ["../up.txt", "/etc/passwd", "a/../b.txt", "a//./b.txt", ".ssh/key", "..", "fine.txt"]
     (tmp_path / "a.zip").write_bytes(zipped(dict.fromkeys(names, b"x")))
     link = tarfile.TarInfo("link.txt")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
@@ -215,7 +215,13 @@ def test_names_that_lead_out_are_left_out(tmp_path: Path) -> None:
         for name in names:
             archive.addfile(tarfile.TarInfo(name))
     (tmp_path / "b.tar").write_bytes(out.getvalue())
-    assert find(tmp_path) == ({"a.zip/fine.txt": "x", "b.tar/fine.txt": ""}, [])
+    found, left_out = find(tmp_path)
+    assert found == {
+        f"{archive}/{name}": text
+        for archive, text in (("a.zip", "x"), ("b.tar", ""))
+        for name in ("etc/passwd", "a/b.txt", "fine.txt")
+    }
+    assert left_out == [(name, "the name in the archive has a part ..") for name in ("up.txt", "b.txt", "..")] * 2
 
 
 def header(**fields: object) -> bytes:
