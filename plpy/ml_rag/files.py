@@ -32,7 +32,7 @@ MAX_DOCUMENT_BYTES = 255 * 1024 * 1024
 _MAX_NAME_BYTES = 63
 _READ_BYTES = 1 << 20
 #: characters of a name that is held against patterns: anybody may have written it
-_LONGEST_MATCHED = 20_000
+LONGEST_MATCHED = 20_000
 _SLASH = re.compile("/")
 #: times that a file is read which somebody writes to meanwhile
 _READ_ATTEMPTS = 3
@@ -96,7 +96,7 @@ class Location:
             return False
         if not self.patterns:
             return True
-        if len(path) > _LONGEST_MATCHED:
+        if len(path) > LONGEST_MATCHED:
             return False
         expression = re.compile("/".join(map(_expression, self.patterns)), re.DOTALL)
         parts = path[len(self.prefix) :].split("/")
@@ -152,7 +152,7 @@ class Given:
         self._shared = shared or {}
         self._named = named or {}
         self.unused = set(self._named)
-        self._longest = min(max(map(len, self._named), default=0), _LONGEST_MATCHED)
+        self._longest = min(max(map(len, self._named), default=0), LONGEST_MATCHED)
         self._patterns = [
             (re.compile("(?:.*/)?" + "/".join(map(_expression, pattern.split("/"))), re.DOTALL), pattern)
             for pattern in sorted(self._named, key=lambda pattern: (len(pattern), pattern))
@@ -161,7 +161,7 @@ class Given:
 
     def of(self, name: str) -> dict[str, Any]:
         """What is given to this document."""
-        patterns = self._patterns if len(name) <= _LONGEST_MATCHED else []
+        patterns = self._patterns if len(name) <= LONGEST_MATCHED else []
         keys = [pattern for expression, pattern in patterns if expression.fullmatch(name)]
         # the shortest first; no end that is longer than all keys is looked up
         ends = [match.end() for match in _SLASH.finditer(name, max(0, len(name) - self._longest - 1))]

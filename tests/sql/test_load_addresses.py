@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +23,7 @@ import pytest
 from click.testing import CliRunner, Result
 from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.utils import glob_translate
 
 from ml_rag.cli import main
 from ml_rag.client import remote
@@ -155,6 +158,24 @@ def test_what_a_folder_does_not_list_but_has_is_kept(
     monkeypatch.undo()
     assert "3 unchanged, 1 removed" in run(db, "bucket://docs/").output
     assert names(owner) == {f"bucket:///docs/{name}" for name in there - {"c.txt"}}
+
+
+def test_a_glob_names_what_it_does_in_fsspec() -> None:
+    globs = ("*", "**", "a/*", "a*", "a/**", "a/**/b", "**/b*.txt", "a/**/b/**/*c", "**/a/**/a", "a/[bc]*", "a/?")
+    for pattern in globs:
+        for name in ("c", "a/b", "ab", "a/b/c", "a/b/b/c", "a/x/b", "a/x/b/y/zc", "b.txt", "x/b1.txt", "a/a", "a/d"):
+            is_named = re.fullmatch(glob_translate(f"s3://x/{pattern}"), f"s3://x/{name}") is not None
+            assert remote._could_name(f"s3://x/{pattern}", f"s3://x/{name}") == is_named, (pattern, name)
+
+
+def test_a_long_name_is_compared_with_a_glob_in_a_moment(bucket: Watched) -> None:
+    put(bucket, a="alpha")
+    began = time.process_time()
+    for glob in ("*a*a*a*.txt", "**/a*a/**/*a/**/a.txt"):
+        address = remote.Address(f"bucket://docs/{glob}")
+        for name in ("a" * 19_000, "a/" * 9000, "a" * 10**6):
+            assert not address.is_gone(f"bucket:///docs/{name}")
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize("address", ["bucket://docs/", "bucket://docs"])
