@@ -103,6 +103,14 @@ def test_a_folder_of_an_object_store(db: Database, owner: Connection, bucket: Wa
     assert len(Watched.fetched) == 3
 
 
+def test_a_row_that_no_load_wrote_does_not_count_as_loaded(db: Database, owner: Connection, bucket: Watched) -> None:
+    put(bucket, a="alpha", b="beta")
+    assert run(db, "bucket://docs/").exit_code == 0
+    owner.execute("UPDATE new SET metadata = metadata || '{\"file_size\": \"4 bytes\"}' WHERE document_name ~ 'a.txt'")
+    owner.execute("UPDATE new SET metadata = metadata #- '{source,sha256}' WHERE document_name ~ 'b.txt'")
+    assert "1 unchanged, 1 changed" in run(db, "bucket://docs/").output
+
+
 def test_what_is_hidden_is_left_out(db: Database, owner: Connection, bucket: Watched, site: tuple[str, Path]) -> None:
     put(bucket, a="alpha", _sub__b="beta")
     for name in (".git/config.txt", "sub/.keys/a.txt", ".env", "sub/...txt"):

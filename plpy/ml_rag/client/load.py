@@ -132,12 +132,12 @@ class Remote:
         """Those that need not be fetched: the store has them, of the size and time that are listed."""
         listed = {name: self._address.found[name] for name in batch if files.is_storable(name)}
         kept = client.kept(list(listed))
-        same = [
-            name
-            for name, (_, size, changed) in kept.items()
-            if size == listed[name].size and changed == listed[name].changed is not None
-        ]
-        return client.unchanged({name: kept[name][0] for name in same})
+        same = {
+            name: sha256
+            for name, (sha256, size, changed) in kept.items()
+            if sha256 is not None and size == str(listed[name].size) and changed == listed[name].changed is not None
+        }
+        return client.unchanged(same)
 
     def read(self, name: str, reading: files.Reading, interrupt: files.Interrupt) -> files.File:
         _check_name(name)
@@ -179,9 +179,10 @@ class Client:
         query = "SELECT ml_rag.unchanged_documents(%s, %s, %s, %s)"
         return set(self._values(query, list(hashes), list(hashes.values()), Jsonb(self._options_of(hashes))))
 
-    def kept(self, names: Sequence[str]) -> dict[str, tuple[str, int, str | None]]:
-        """Of documents that the store has: the hash of their content, its size, and when the file was last changed."""
-        return {name: (sha256, int(size or -1), date) for name, sha256, size, date in self._values(_KEPT, list(names))}
+    def kept(self, names: Sequence[str]) -> dict[str, list[str | None]]:
+        """Of documents that the store has, as a row of it says, which anybody may have written: the hash of their
+        content, its size, and when the file was last changed."""
+        return {name: row for name, *row in self._values(_KEPT, list(names))}
 
     def _options_of(self, names: Iterable[str]) -> dict[str, Any]:
         return {**self._options, "document_metadata": {name: self._given.of(name) for name in names}}
