@@ -509,7 +509,17 @@ def test_a_document_that_was_loaded_is_a_text_whatever_it_says_of_itself(
     assert not any(node.node_id == "x" or name.startswith("_node") for node in found for name in node.metadata)
 
 
-@pytest.mark.parametrize("content", ["no JSON", "[1]", '{"embedding": "x"}', "null", 7, {"id_": "x"}, "[" * 100_000])
+#: what a node can say of itself that fails only when it is shown, or takes memory without end
+UNUSABLE = (
+    '{"text_template": "{nope}"}', '{"text_template": "{content:>999999999}"}', '{"text_template": "{"}',
+    '{"text_template": "{content}{content}"}', '{"metadata_template": "{key.x}"}', '{"metadata_template": "{value!a}"}',
+    '{"relationships": {"1": [{"node_id": "x"}]}}', '{"relationships": {"5": {"node_id": "x"}}}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "content", ["no JSON", "[1]", '{"embedding": "x"}', "null", 7, {"id_": "x"}, "[" * 100_000, *UNUSABLE]
+)
 def test_a_node_that_cannot_be_read_is_a_text(db: Database, asker_dsn: str, content: Any) -> None:
     store = MlRagVectorStore(asker_dsn, "public.nodes")
     store.add(nodes())

@@ -7,11 +7,12 @@ Async methods run the others in threads, each on a connection of its own; a task
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from string import Formatter
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.bridge.pydantic import PrivateAttr
-from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
+from llama_index.core.schema import BaseNode, MetadataMode, Node, NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores.types import (
     BasePydanticVectorStore,
     FilterCondition,
@@ -226,10 +227,24 @@ def _node(row: Mapping[str, Any]) -> BaseNode:
         metadata = with_source(_without_node(metadata), row["document_name"])
     if "_node_content" in metadata:
         try:
-            return metadata_dict_to_node(metadata, text=row["segment"])
+            return _usable(metadata_dict_to_node(metadata, text=row["segment"]))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             metadata = _without_node(metadata)
     return TextNode(id_=row["id"], text=row["segment"], metadata=metadata)
+
+
+def _usable(node: BaseNode) -> BaseNode:
+    """The node. Raises ValueError if LlamaIndex could not show it or its relations, or only with memory without end."""
+    templates = [(node.metadata_template, {"key", "value"})]
+    if isinstance(node, TextNode | Node):
+        templates.append((node.text_template, {"metadata_str", "content"}))
+    for template, known in templates:
+        for _, name, spec, conversion in Formatter().parse(template):
+            if name is not None and (name not in known or spec or conversion):
+                raise ValueError(f"the template has a field {name!r} that nothing fills in")
+            known.discard(name or "")
+    _ = (node.source_node, node.prev_node, node.next_node, node.parent_node, node.child_nodes)
+    return node
 
 
 def _without_node(metadata: Mapping[str, Any]) -> dict[str, Any]:
