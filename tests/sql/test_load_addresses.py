@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import re
 import signal
@@ -25,6 +26,7 @@ from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.utils import glob_translate
 
+from ml_rag import files
 from ml_rag.cli import main
 from ml_rag.client import remote
 from ml_rag.errors import InvalidRequest
@@ -365,17 +367,55 @@ class Hostile(Quiet):
 def test_a_hostile_site_is_read_in_bounds(
     db: Database, owner: Connection, loader: Connection, server: DocumentsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_MOST_REPLY", 1 << 20)
+    monkeypatch.setattr(remote, "_MOST_PAGE", 1 << 20)
+    monkeypatch.setattr(files, "MAX_DOCUMENT_BYTES", 1 << 20)
     with ThreadingHTTPServer(("127.0.0.1", 0), Hostile) as made:
         threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         url = f"http://127.0.0.1:{made.server_address[1]}"
         result = run(db, f"{url}/")
         assert names(owner) == {f"{url}/good.txt"}
         assert "the file name is not valid text" in result.output
-        for address, told in (("endless/", "the address cannot be read"), ("endless.txt", "the file cannot be read")):
-            result = run(db, f"{url}/{address}")
-            assert told in result.output
-            assert "a reply has more than 1048576 bytes" in result.output
+        assert "a page has more than 1048576 bytes" in run(db, f"{url}/endless/").output
+        assert "the file is too large; The limit is 1048576 bytes" in run(db, f"{url}/endless.txt").output
+        made.shutdown()
+
+
+@pytest.mark.parametrize(
+    "page", ["<a" + " " * 10**6, "<a x" * 10**6, f"<a{' ' * 3000}>" * 100, f"<a{' x' * 1990}>" * 100]
+)
+def test_a_page_that_looks_like_links_is_read_in_a_moment(site: tuple[str, Path], page: str) -> None:
+    url, folder = site
+    (folder / "index.html").write_text(f'{page}<p><a  class="x y"\n href="a  b.txt">1</a><A HREF=\'c.txt\'>')
+    began = time.process_time()
+    found = remote.Address(f"{url}/").find()
+    assert time.process_time() - began < 5
+    assert {f"{url}/a  b.txt", f"{url}/c.txt"} <= set(found)
+
+
+class Packing(Quiet):
+    """Gives a wrong size and no part of a document, and packs it for clients that take that."""
+
+    text = b"grebe " * 2_000_000
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "9000000")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        self.wfile.write(gzip.compress(self.text))
+
+
+def test_a_document_of_the_web_is_read_as_a_whole() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Packing) as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        url = f"http://127.0.0.1:{made.server_address[1]}/a.txt"
+        address = remote.Address(url)
+        address.find()
+        assert address.read(url, files.MAX_DOCUMENT_BYTES, lambda: None).content == Packing.text
         made.shutdown()
 
 

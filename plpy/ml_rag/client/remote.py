@@ -33,8 +33,10 @@ _HIDDEN = re.compile(r"/\.(?!\.?(?:/|\Z))")
 #: in a name: that of ``_own_name``, and what asks for something else than a document below a folder
 _NUMBER = re.compile(r"\?(\d{1,9})(?=(?:\.[^./]*)?\Z)")
 _ELSEWHERE = re.compile(r"[?#]|(?:[/\\]|%2f|%5c)(?:\.|%2e){1,2}(?:[/\\]|%2f|%5c|\Z)", re.IGNORECASE)
-#: bytes of a reply of the web, such as the page that lists a folder
-_MOST_REPLY = files.MAX_DOCUMENT_BYTES
+#: bytes of a page of the web that lists a folder: each link takes many times its length
+_MOST_PAGE = 8 * 1024**2
+#: seconds that a document of the web may take
+_MOST_SECONDS = 3600
 
 
 def is_address(text: str) -> bool:
@@ -146,6 +148,15 @@ class Address:
         return self._path.rstrip("/")
 
     @cached_property
+    def _as_stream(self) -> dict[str, Any]:
+        """Of the web: in one reply, since not all servers give a part of a document, or its size, as it is."""
+        if not self._is_web:
+            return {}
+        import aiohttp
+
+        return {"block_size": 0, "size": 1, "timeout": aiohttp.ClientTimeout(_MOST_SECONDS, sock_read=300)}
+
+    @cached_property
     def _files_now(self) -> Any:
         """The file system, which does not answer from the listing of the beginning any more."""
         self._files.invalidate_cache()
@@ -183,7 +194,7 @@ class Address:
             raise DocumentError("the file is too large", detail=f"The limit is {most} bytes.")
         pieces, total = [], 0
         try:
-            with self._files.open(one.path, "rb") as file:
+            with self._files.open(one.path, "rb", **self._as_stream) as file:
                 while piece := file.read(1 << 20):
                     pieces.append(piece)
                     total += len(piece)
@@ -279,7 +290,7 @@ def _changed(info: dict[str, Any]) -> str | None:
 
 
 async def _client(**settings: Any) -> Any:
-    """A client of the web that reads no reply without end: fsspec reads pages and pieces of documents as a whole."""
+    """A client of the web that reads no page without end."""
     import aiohttp
 
     class Bounded(aiohttp.ClientResponse):
@@ -290,11 +301,16 @@ async def _client(**settings: Any) -> Any:
                 found = bytearray()
                 async for piece in self.content.iter_any():
                     found += piece
-                    if len(found) > _MOST_REPLY:
+                    if len(found) > _MOST_PAGE:
                         self.close()
-                        raise ValueError(f"a reply has more than {_MOST_REPLY} bytes")
+                        raise ValueError(f"a page has more than {_MOST_PAGE} bytes")
                 self._body = bytes(found)
             return self._body
+
+        async def text(self, encoding: str | None = None, errors: str = "strict") -> str:
+            # fsspec's own expression takes the cube of the length of what looks like a link
+            text = re.sub(r"\s{5,}", " ", await super().text(encoding, errors))
+            return re.sub(r"<(?![aA]\s[^<>]{1,4000}>)", " ", text)
 
     return aiohttp.ClientSession(response_class=Bounded, **settings)
 
