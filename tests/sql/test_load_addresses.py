@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import os
@@ -417,6 +418,70 @@ def test_a_document_of_the_web_is_read_as_a_whole() -> None:
         address.find()
         assert address.read(url, files.MAX_DOCUMENT_BYTES, lambda: None).content == Packing.text
         made.shutdown()
+
+
+class Moved(Quiet):
+    """Sends clients to where the path says."""
+
+    def send_head(self) -> Any:
+        if "/to/" not in self.path:
+            return super().send_head()
+        host = self.path.split("/to/")[1].split("/")[0]
+        self.send_response(302)
+        self.send_header("Location", f"http://{host}:{self.server.server_address[1]}/a.txt" if host else "/a.txt")
+        self.end_headers()
+        return None
+
+
+def test_a_redirect_leads_no_further_into_a_network(
+    db: Database,
+    owner: Connection,
+    loader: Connection,
+    server: DocumentsServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def depth(host: str | None) -> int:
+        return int(host == "127.0.0.1")
+
+    monkeypatch.setattr(remote, "_depth", depth)
+    (tmp_path / "a.txt").write_text("alpha")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Moved, directory=str(tmp_path))) as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        port = made.server_address[1]
+        for host, there in (("localhost", ""), ("localhost", "localhost"), ("127.0.0.1", "localhost")):
+            assert "1 loaded" in run(db, f"http://{host}:{port}/to/{there}/a.txt").output
+        for path in ("to/127.0.0.1/a.txt", "to/127.0.0.1/"):
+            result = run(db, f"http://localhost:{port}/{path}")
+            assert result.exit_code == 1
+            assert "localhost redirects to 127.0.0.1, which is an internal address" in result.output
+        assert len(names(owner)) == 3
+        made.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("host", "depth"),
+    [
+        *(
+            ("8.8.8.8", 0),
+            ("2606:4700::1111", 0),
+            ("10.0.0.1", 1),
+            ("192.168.1.1", 1),
+            ("fd00::1", 1),
+            ("100.64.0.1", 1),
+        ),
+        *(
+            ("127.0.0.1", 2),
+            ("::1", 2),
+            ("169.254.169.254", 2),
+            ("::ffff:127.0.0.1", 2),
+            ("fe80::1", 2),
+            ("0.0.0.0", 2),
+        ),
+    ],
+)
+def test_how_far_in_a_network_an_address_is(host: str, depth: int) -> None:
+    assert asyncio.run(remote._depth(host)) == depth
 
 
 class Resetting(Quiet):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import posixpath
 import re
 from collections.abc import Callable, Iterator
@@ -290,7 +291,7 @@ def _changed(info: dict[str, Any]) -> str | None:
 
 
 async def _client(**settings: Any) -> Any:
-    """A client of the web that reads no page without end."""
+    """A client of the web that reads no page without end, and follows no redirect into a network."""
     import aiohttp
 
     class Bounded(aiohttp.ClientResponse):
@@ -312,9 +313,31 @@ async def _client(**settings: Any) -> Any:
             text = re.sub(r"\s{5,}", " ", await super().text(encoding, errors))
             return re.sub(r"<(?![aA]\s[^<>]{1,4000}>)", " ", text)
 
-    return aiohttp.ClientSession(response_class=Bounded, **settings)
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(_refuse_redirect)
+    return aiohttp.ClientSession(response_class=Bounded, trace_configs=[trace], **settings)
 
 
-def _said(error: Exception) -> str:
+async def _refuse_redirect(_: object, __: object, redirect: Any) -> None:
+    """Raise PermissionError if it leads further into a network: from a page of the web to a service of this machine."""
+    here = redirect.response.url
+    there = here.join(type(here)(redirect.response.headers.get("Location", "")))
+    if await _depth(there.host) > await _depth(here.host):
+        raise PermissionError(f"{here.host} redirects to {there.host}, which is an internal address")
+
+
+async def _depth(host: str | None) -> int:
+    """0: of the internet, 1: of a private network, 2: of this machine or its link, as the metadata of a cloud are."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, None)
+    addresses = [ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
+    addresses = [getattr(one, "ipv4_mapped", None) or one for one in addresses]
+    if any(one.is_loopback or one.is_link_local or one.is_unspecified for one in addresses):
+        return 2
+    return int(not all(one.is_global for one in addresses))
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error.__cause__, PermissionError):  # fsspec says the address alone
+        error = error.__cause__
     text = _USER.sub(r"\1", str(error)) or type(error).__name__
     return re.sub(r"\?\S*", "?…", text)[:500].rstrip(".") + "."
