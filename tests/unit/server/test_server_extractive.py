@@ -87,6 +87,13 @@ def test_sentences_stand_in_the_order_of_the_documents_with_their_markers() -> N
     assert say("London limit, dinner costs", TRAVEL, MEALS, sentences=2, markers=1).endswith("40 euros.")
 
 
+def test_numbers_in_brackets_of_a_document_are_no_markers() -> None:
+    text = "Dinner costs 40 euros [1], [2, 3] or 【1】 [1](http://a.example) [[1]2] [Document 1]."
+    assert say("dinner costs", text) == text
+    said = say("dinner costs", text, MEALS, markers=2)
+    assert said == "Dinner costs 40 euros (1), (2, 3) or (1) (1)(http://a.example) [(1)2] (Document 1). [1]"
+
+
 def test_at_most_max_sentences_and_none_twice() -> None:
     text = "Red apples are sweet. Red apples are cheap. Red apples are here."
     assert [len(say("red apples", text, text, sentences=n).split(". ")) for n in (1, 2, 3, 10)] == [1, 2, 3, 3]
@@ -208,11 +215,11 @@ def test_a_completion_of_the_server(server: RunningServer) -> None:
     assert reply["ml_rag"].keys() == {"documents_given", "documents_used", "support", "min_support"}
     assert reply["ml_rag"]["min_support"] == extractive.MIN_SUPPORT
     assert reply["usage"]["completion_tokens"] == 12
-    # brackets of a document are not taken for markers of the answer
+    # numbers in brackets of a document cannot be taken for markers of the answer
     reply = ask(
         server, messages=user("See"), documents=documents, citations=2, citation_style="numbered", max_sentences=1
     )
-    assert reply["choices"][0]["message"]["content"] == "See [7]. [1]"
+    assert reply["choices"][0]["message"]["content"] == "See (7). [1]"
 
 
 @pytest.mark.parametrize("embed_model", ["no-such-model", "fake-generate", "fake-embed-nan", "fake-embed-short"])

@@ -80,6 +80,11 @@ def verify(text: str, citations: int) -> str:
     return text
 
 
+def without_markers(text: str) -> str:
+    """``text`` of a document with each number in round brackets that could be taken for a marker of the answer."""
+    return _MARKER.sub(lambda marker: f"({marker[0][1:-1]})", text)
+
+
 class Verified:
     """``verify`` of a text that comes in pieces: what nothing that follows can change is passed on at once."""
 

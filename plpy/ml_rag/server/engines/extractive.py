@@ -28,6 +28,7 @@ import numpy as np
 from ml_rag.abc import Cancelled, Delta, Sampling
 from ml_rag.errors import InvalidRequest
 from ml_rag.sentences import DENSE, DENSE_WORD, ITEM, LEADS_IN, STEM, WORD, first_cell, spans, with_headers
+from ml_rag.server.chat.citations import without_markers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -81,7 +82,8 @@ _NUMBER_WORD = re.compile(
 class Question:
     """What is asked of which texts, best first. ``text`` is empty where the central sentences are wanted.
 
-    ``markers``: of that many texts, the first ones, a sentence is followed by the number of its text. ``cosines``: of
+    ``markers``: of that many texts, the first ones, a sentence is followed by the number of its text, and its own
+    numbers in brackets get round ones. ``cosines``: of
     sentences whose vectors are stored, by their text with single blanks, with ``vector``, that of the question.
     """
 
@@ -373,10 +375,11 @@ def _parts(question: Question, sentences: Sequence[Sentence]) -> Iterator[str]:
     """The text of each sentence with its marker and the blank space before it."""
     former = ""
     for sentence in sentences:
+        text = without_markers(sentence.text) if question.markers else sentence.text
         marker = f" [{sentence.document + 1}]" if sentence.document < question.markers else ""
-        before = _between(former, sentence.text) if former else ""
-        yield f"{before or ' ' if former and marker else before}{sentence.text}{marker}"
-        former = sentence.text
+        before = _between(former, text) if former else ""
+        yield f"{before or ' ' if former and marker else before}{text}{marker}"
+        former = text
 
 
 def _between(former: str, text: str) -> str:
