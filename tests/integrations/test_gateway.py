@@ -40,6 +40,7 @@ from ml_rag.integrations.database import Reader, worded
 from ml_rag.integrations.gateway import Config, digest, share
 from ml_rag.integrations.gateway.answer import Answer, Pieces
 from ml_rag.integrations.gateway.citations import renumbered, sources, titles, url_citations, without_list
+from ml_rag.integrations.gateway.gate import coming
 from ml_rag.integrations.gateway.question import BODY, question
 from ml_rag.integrations.gateway.refused import Refused
 from ml_rag.integrations.waiting import Stream
@@ -474,6 +475,20 @@ async def test_a_marker_without_end_holds_up_nobody() -> None:
     _, numbers = sources(document["citations"], None)
     assert renumbered(text, numbers).startswith(pieces.text)
     assert pieces.text.endswith("1] [1, 2]")
+
+
+async def test_a_piece_that_comes_while_a_client_is_slow_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ml_rag.integrations.gateway.gate.ALIVE", 0.01)
+    pieces, said = Pieces(Config({})), []
+    written = asyncio.Event()
+    async for piece in coming(asyncio.create_task(written.wait()), pieces):
+        said.append(piece)
+        if not piece and not written.is_set():
+            for text in ("one", "two"):
+                await pieces.queue.put(text)
+                await asyncio.sleep(0)
+            written.set()
+    assert [piece for piece in said if piece] == ["one", "two"]
 
 
 def test_a_document_without_an_address_is_named_under_the_answer(boats: Gateway) -> None:

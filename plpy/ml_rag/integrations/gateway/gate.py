@@ -150,13 +150,14 @@ async def _guarded(work: Coroutine[Any, Any, Got]) -> Got:
 
 async def coming(work: asyncio.Task[Any], pieces: Pieces) -> AsyncIterator[str]:
     """The pieces of an answer until the work is done; an empty one where nothing has come for a while."""
-    while not (work.done() and pieces.queue.empty()):
-        getting = asyncio.ensure_future(pieces.queue.get())
-        try:
+    getting = asyncio.ensure_future(pieces.queue.get())
+    try:
+        while not (work.done() and pieces.queue.empty() and not getting.done()):
             await asyncio.wait({work, getting}, timeout=ALIVE, return_when=asyncio.FIRST_COMPLETED)
             if getting.done():
-                yield getting.result()
+                piece, getting = getting.result(), asyncio.ensure_future(pieces.queue.get())
+                yield piece
             elif not work.done():
-                yield ""
-        finally:
-            getting.cancel()
+                yield ""  # one that comes meanwhile is for the next round
+    finally:
+        getting.cancel()
