@@ -13,7 +13,7 @@ from ml_rag.ingest.formats.running import running
 from ml_rag.ingest.parse import parse
 from ml_rag.ingest.split import chunking, split
 from ml_rag.ingest.units import Counter
-from support.office import docx
+from support.office import docx, placed_pdf, text_pdf
 
 SAMPLES = Path(__file__).resolve().parents[3] / "docs" / "samples"
 
@@ -31,6 +31,16 @@ SAMPLES = Path(__file__).resolve().parents[3] / "docs" / "samples"
         ([["Total 10"], ["Total 25"], ["Total 31"]], []),
         ([["Acme"], ["Acme"], ["Acme"], *[["x"]] * 2, *[[str(n * n + 50)] for n in range(20)]], []),
         ([["x" * 121], ["x" * 121], ["x" * 121]], []),
+        # numbers that are text
+        ([[f"Invoice {1000 + n}"] for n in range(5)], []),
+        ([[f"{1000000 + n}"] for n in range(5)], []),
+        ([[f"INV-{n}"] for n in range(1, 6)], []),
+        ([[f"Order 00{n}"] for n in range(1, 6)], []),
+        ([["Total 10"], ["Total 11"], ["x"]], []),
+        ([["Total 1"], ["Total 2"], ["x"], ["x y"]], []),
+        ([[f"Step {n}"] if n < 4 else [f"{n * n}"] for n in range(1, 20)], []),
+        ([[f"-{n}-"] for n in range(100, 105)], ["-100-"]),
+        ([[f"第{n}页"] for n in range(1, 5)], ["第1页"]),
         ([["only"]], []),
     ],
 )
@@ -50,6 +60,27 @@ def test_the_footer_of_a_pdf_is_metadata_only(name: str) -> None:
     assert all(len(s.text) > 100 for s in split(made, chunking(None, 256), Counter()))
 
 
+def test_the_numbers_of_chapters_count_alike() -> None:
+    pages = {n: [f"{'ABCD'[n // 3]} - {n + 1}", f"Step {n}" if n < 4 else f"{n * n}"] for n in range(12)}
+    found, shown = running(pages)
+    assert shown == ["A - 1", "B - 4", "C - 7", "D - 10"]
+    assert all(lines == {pages[n][0]} for n, lines in found.items())
+
+
+def test_consecutive_numbers_are_text_unless_they_stand_in_the_margin() -> None:
+    lines = [[(72, 600 - 15 * i, f"{word} {'x' * n}") for i, word in enumerate("abcd")] for n in range(4)]
+    for y, is_text in ((720, True), (755, False), (60, True), (40, False)):
+        made = parse("a.pdf", placed_pdf(*([(300, y, str(1001 + n)), *lines[n]] for n in range(4))))
+        assert [str(1001 + n) in block.text for n, block in enumerate(made.blocks)] == [is_text] * 4, y
+
+
+def test_a_line_that_reads_like_the_number_of_the_page_is_text() -> None:
+    words = ["a " * n for n in range(5)]
+    made = parse("a.pdf", text_pdf([f"in{a}\nand{a}\n{n}\nsites{a}\nsay{a}\n{n}" for n, a in enumerate(words, 1)]))
+    assert made.metadata["running_lines"] == ["1"]
+    assert [block.text.split().count(str(n)) for n, block in enumerate(made.blocks, 1)] == [1] * 5
+
+
 def test_footers_of_slides_are_no_text() -> None:
     from pptx import Presentation
     from pptx.util import Emu
@@ -59,7 +90,7 @@ def test_footers_of_slides_are_no_text() -> None:
     for number in range(1, 4):
         slide = deck.slides.add_slide(deck.slide_layouts[1])
         slide.shapes.title.text = f"Topic {number}"
-        slide.placeholders[1].text = "Acme Inc. says what this slide is about"
+        slide.placeholders[1].text = f"Acme Inc. {number}"
         box = slide.shapes.add_textbox(0, Emu(int(0.95 * deck.slide_height)), 99, 99)
         box.text_frame.text = f"Acme Inc. {number}"
         for place in slide.slide_layout.placeholders:
@@ -69,9 +100,7 @@ def test_footers_of_slides_are_no_text() -> None:
     out = BytesIO()
     deck.save(out)
     made = parse("a.pptx", out.getvalue())
-    assert [block.text for block in made.blocks] == [
-        f"# Topic {number}\n\nAcme Inc. says what this slide is about" for number in (1, 2, 3)
-    ]
+    assert [block.text for block in made.blocks] == [f"# Topic {number}\n\nAcme Inc. {number}" for number in (1, 2, 3)]
     assert made.metadata["running_lines"] == ["Acme Inc. 1", "Confidential"]
 
 

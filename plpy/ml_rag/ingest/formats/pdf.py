@@ -31,7 +31,7 @@ from ml_rag.ingest.formats.pdf_grid import rulings
 from ml_rag.ingest.formats.pdf_tables import find_tables, goes_on, may_have_tables
 from ml_rag.ingest.formats.pdf_words import Table, Word, WordPlace
 from ml_rag.ingest.formats.pictures import MAX_SIDE, Pictures
-from ml_rag.ingest.formats.running import running
+from ml_rag.ingest.formats.running import may_be_text, running
 
 MAX_PAGES = 20_000
 #: a line set this much larger than the body text is a heading
@@ -49,6 +49,9 @@ _FAR = 1e6
 
 #: lines above and below what a page is about
 _MARGIN_LINES = 3
+
+#: of the height of a page, above and below: where nothing but running lines stands
+_MARGIN = 0.075
 
 # pdfium marks a hyphen at a line's end as U+0002 or U+FFFE, and then often leaves the line end out.
 _HYPHEN_MARK = re.compile("[\x02\ufffe]\\s*")
@@ -116,6 +119,7 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
         with contextlib.suppress(pdfium.PdfiumError):  # then fields are not read
             pdf.init_forms()
         pages: dict[int, list[_Line]] = {}
+        heights: dict[int, tuple[float, float]] = {}
         scanned: dict[int, str] = {}
         described: dict[int, list[tuple[str, dict[str, Any]]]] = {}
         broken: list[int] = []
@@ -130,6 +134,7 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
                 broken.append(number)  # one broken page does not take the others away
                 continue
             pages[number] = _with_tables(page, raw, *_lines(page, raw))
+            heights[number] = page.get_bbox()[1::2]
             places = _picture_places(page, raw, pages[number])
             left = places
             if request.pictures is not None:
@@ -146,7 +151,7 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
     finally:
         pdf.close()
     sizes = _heading_sizes(chain.from_iterable(pages.values()))
-    pages, repeated = _without_running(pages, sizes)
+    pages, repeated = _without_running(pages, sizes, heights)
     _carry_headers(list(pages.values()))
     for line in chain.from_iterable(pages.values()):
         if (table := line.table) is not None:
@@ -191,17 +196,28 @@ def _turn(page: Any, raw: Any) -> bool:
     return True
 
 
-def _without_running(pages: dict[int, list[_Line]], sizes: list[float]) -> tuple[dict[int, list[_Line]], list[str]]:
-    """The pages without running headers and footers, and these: lines in the two rows at the top and the bottom."""
-    edges = {}
+def _without_running(
+    pages: dict[int, list[_Line]], sizes: list[float], heights: dict[int, tuple[float, float]]
+) -> tuple[dict[int, list[_Line]], list[str]]:
+    """The pages without running headers and footers, and these: lines in the two rows at the top and the bottom.
+
+    ``heights``: where each page begins below, and where it ends above.
+    """
+    edges: dict[int, dict[int, str]] = {}
     for number, lines in pages.items():
         rows = sorted({round(line.y) for line in lines if not line.picture})
         outer = {*rows[:2], *rows[-2:]}
-        edges[number] = [x.text for x in lines if round(x.y) in outer and x.size not in sizes and not x.picture]
-    found, shown = running(edges)
+        bottom, top = heights[number]
+        margin = _MARGIN * (top - bottom)
+        edges[number] = {
+            id(x): x.text
+            for x in lines
+            if round(x.y) in outer and x.size not in sizes and not x.picture
+            if not may_be_text(x.text, number) or not bottom + margin < x.y < top - margin
+        }
+    found, shown = running({number: list(texts.values()) for number, texts in edges.items()})
     left = {
-        number: [x for x in lines if not (x.text in found[number] and x.size not in sizes)]
-        for number, lines in pages.items()
+        number: [x for x in lines if edges[number].get(id(x)) not in found[number]] for number, lines in pages.items()
     }
     return (left, shown) if any(left.values()) else (pages, [])
 

@@ -11,7 +11,7 @@ from ml_rag import abc
 from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip
 from ml_rag.ingest.formats.common import Request, document, one_line, pipe_table
 from ml_rag.ingest.formats.ooxml import diagram, formula, run_of
-from ml_rag.ingest.formats.running import running
+from ml_rag.ingest.formats.running import may_be_text, running
 
 _MAX_GROUP_DEPTH = 100
 #: of the height of a slide, above and below: where running lines stand
@@ -39,10 +39,12 @@ def parse_pptx(_name: str, content: bytes, request: Request) -> abc.Document:
                 layout = slide.slide_layout
                 _look_up(layout.placeholders, lambda one: one.element.ph_idx)
                 _look_up(layout.slide_master.placeholders, lambda one: one.ph_type)
-    found, shown = running({number: _edges(slide, deck.slide_height or 0) for number, slide in slides.items()})
+    edges = {number: _edges(slide, number, deck.slide_height or 0) for number, slide in slides.items()}
+    found, shown = running({number: list(texts.values()) for number, texts in edges.items()})
     blocks: list[tuple[str, dict[str, Any]]] = []
     for number, slide in slides.items():
-        blocks.append(("\n\n".join(_slide(slide, found[number])), {"slide": number}))
+        repeated = {element for element, text in edges[number].items() if text in found[number]}
+        blocks.append(("\n\n".join(_slide(slide, repeated)), {"slide": number}))
         if request.pictures is not None:
             for draw in _pictures(slide.shapes, 0):
                 blocks += request.pictures.block(draw, {"slide": number})
@@ -68,15 +70,16 @@ def _choose(root: Any) -> None:
         one.getparent().replace(one, run_of([formula(one)], _DRAWING, one))
 
 
-def _edges(slide: Any, height: int) -> list[str]:
-    """The texts of boxes at the top and the bottom, but for the title."""
+def _edges(slide: Any, number: int, height: int) -> dict[Any, str]:
+    """The texts of boxes at the top and the bottom, but for the title, by their elements."""
     title_id = getattr(slide.shapes.title, "shape_id", None)
-    return [
-        one_line(shape.text_frame.text)
+    texts = {
+        shape._element: one_line(shape.text_frame.text)
         for shape in slide.shapes
         if shape.has_text_frame and shape.shape_id != title_id and shape.top is not None and shape.height is not None
         if shape.top + shape.height <= _EDGE * height or shape.top >= (1 - _EDGE) * height
-    ]
+    }
+    return {element: text for element, text in texts.items() if not may_be_text(text, number)}
 
 
 def _is_running(shape: Any) -> bool:
@@ -87,15 +90,13 @@ def _is_running(shape: Any) -> bool:
     return shape.is_placeholder and shape.placeholder_format.type in places
 
 
-def _slide(slide: Any, repeated: frozenset[str]) -> Iterator[str]:
+def _slide(slide: Any, repeated: set[Any]) -> Iterator[str]:
     title = slide.shapes.title
     if title is not None and title.has_text_frame and title.text_frame.text.strip():
         yield f"# {one_line(title.text_frame.text)}"
     title_id = None if title is None else title.shape_id
     shapes = (shape for shape in slide.shapes if shape.shape_id != title_id and not _is_running(shape))
-    yield from _shapes(
-        (shape for shape in shapes if not (shape.has_text_frame and one_line(shape.text_frame.text) in repeated)), 0
-    )
+    yield from _shapes((shape for shape in shapes if shape._element not in repeated), 0)
     if slide.has_notes_slide:
         frame = slide.notes_slide.notes_text_frame
         if frame is not None and frame.text.strip():

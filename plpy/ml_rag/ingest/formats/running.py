@@ -10,32 +10,41 @@ from collections.abc import Iterator, Mapping, Sequence
 LONGEST = 120
 #: different ones that the metadata show
 _SHOWN = 5
-_NUMBER = re.compile(r"\d{1,5}")
+#: that can be of a page: no part of a name, such as INV-1001, 2024/17 or 0007, or of a value, such as 1.5
+_NUMBER = re.compile(r"(?a:(?<!\w)(?<!\w[/-]))(?<!\d[.,])(?:\d{1,2}|(?!0)\d{3,5})(?!(?a:\w)|[.,-]?\d)")
+#: by how much a number is more than that of the page at most, unless it stands alone: invoices count on from more
+_MAX_OFFSET = 99
+
+#: a line, and by how much its number, which it is without, is more than that of its page; None for all of a line
+_Key = tuple[str, int | None]
 
 
 def running(edges: Mapping[int, Sequence[str]]) -> tuple[dict[int, frozenset[str]], list[str]]:
     """Which of the lines at the edges of each page, by its number, run over pages, and the first of each kind.
 
-    With a number that counts pages a line runs over three pages, or two where there are few; without one over three
-    that are two fifths of all.
+    Without a number that counts pages a line runs over three pages that are two fifths of all. With one it is three
+    pages, or two of two or three that count from 1 or a page before or after; and as many as two fifths count alike.
     """
-    pages: dict[tuple[str, bool], set[int]] = defaultdict(set)
+    pages: dict[_Key, set[int]] = defaultdict(set)
+    alike: dict[int | None, set[int]] = defaultdict(set)
     for page, lines in edges.items():
         for line in lines:
             for key in _keys(line, page):
                 pages[key].add(page)
+                alike[key[1]].add(page)
 
-    def runs(key: tuple[str, bool]) -> bool:
-        n = len(pages[key])
-        return n >= 3 if key[1] else n >= 3 and 5 * n >= 2 * len(edges)
+    def runs(key: _Key) -> bool:
+        n, offset = len(pages[key]), key[1]
+        many = pages[key] if offset is None else alike[offset]
+        few = n == 2 and len(edges) <= 3 and offset is not None and abs(offset) <= 1
+        return (n >= 3 or few) and 5 * len(many) >= 2 * len(edges)
 
-    few = len(edges) <= 4
-    kinds = {key for key, found in pages.items() if runs(key) or (key[1] and few and len(found) == 2)}
+    kinds = {key for key in pages if runs(key)}
     found = {
         page: frozenset(line for line in lines if kinds.intersection(_keys(line, page)))
         for page, lines in edges.items()
     }
-    shown: dict[tuple[str, bool], str] = {}
+    shown: dict[_Key, str] = {}
     for page, lines in edges.items():
         for line in lines:
             for key in kinds.intersection(_keys(line, page)):
@@ -43,11 +52,18 @@ def running(edges: Mapping[int, Sequence[str]]) -> tuple[dict[int, frozenset[str
     return found, list(dict.fromkeys(shown.values()))[:_SHOWN]
 
 
-def _keys(line: str, page: int) -> Iterator[tuple[str, bool]]:
-    """The line, and the line with its first or last number as its distance from the number of the page."""
+def _keys(line: str, page: int) -> Iterator[_Key]:
+    """The line, and the line with its first or last number left out."""
     if not line or len(line) > LONGEST:
         return
-    yield line, False
+    yield line, None
     numbers = list(_NUMBER.finditer(line))
     for number in {numbers[0], numbers[-1]} if numbers else ():
-        yield f"{line[: number.start()]}\0{int(number[0]) - page}\0{line[number.end() :]}", True
+        offset = int(number[0]) - page
+        if offset <= _MAX_OFFSET or line.isdecimal():
+            yield f"{line[: number.start()]}\0{line[number.end() :]}", offset
+
+
+def may_be_text(line: str, page: int) -> bool:
+    """Whether it is a number alone that need not be of the page: so it is in the margin only."""
+    return line.isdecimal() and (len(line) > 5 or int(line) - page > _MAX_OFFSET)
