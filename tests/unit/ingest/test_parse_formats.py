@@ -459,6 +459,20 @@ def test_a_chart_of_a_pptx_is_a_table() -> None:
     assert blocks("a.pptx", unnamed) == [("|  | s |\n| --- | --- |\n| deep | 1 |\n|  | 2.5 |", {"slide": 1})]
 
 
+def test_shapes_of_a_slide_may_have_the_same_number() -> None:
+    from pptx import Presentation
+
+    deck = Presentation()
+    slide = deck.slides.add_slide(deck.slide_layouts[5])
+    slide.shapes.title.text = "Title"
+    box = slide.shapes.add_textbox(0, 9, 9, 9)
+    box.text_frame.text = "text"
+    box._element.nvSpPr.cNvPr.set("id", str(slide.shapes.title.shape_id))
+    out = BytesIO()
+    deck.save(out)
+    assert blocks("a.pptx", out.getvalue()) == [("# Title\n\ntext", {"slide": 1})]
+
+
 def test_xlsx_has_a_block_a_sheet_and_values_as_people_write_them() -> None:
     rows = [
         ["when", "n", "ok"],

@@ -72,11 +72,11 @@ def _choose(root: Any) -> None:
 
 def _edges(slide: Any, number: int, height: int) -> dict[Any, str]:
     """The texts of boxes at the top and the bottom, but for the title, by their elements."""
-    title_id = getattr(slide.shapes.title, "shape_id", None)
+    title = getattr(slide.shapes.title, "_element", None)
     texts = {
         shape._element: one_line(shape.text_frame.text)
         for shape in slide.shapes
-        if shape.has_text_frame and shape.shape_id != title_id and shape.top is not None and shape.height is not None
+        if shape.has_text_frame and shape._element is not title and shape.top is not None and shape.height is not None
         if shape.top + shape.height <= _EDGE * height or shape.top >= (1 - _EDGE) * height
     }
     return {element: text for element, text in texts.items() if not may_be_text(text, number)}
@@ -94,9 +94,9 @@ def _slide(slide: Any, repeated: set[Any]) -> Iterator[str]:
     title = slide.shapes.title
     if title is not None and title.has_text_frame and title.text_frame.text.strip():
         yield f"# {one_line(title.text_frame.text)}"
-    title_id = None if title is None else title.shape_id
-    shapes = (shape for shape in slide.shapes if shape.shape_id != title_id and not _is_running(shape))
-    yield from _shapes((shape for shape in shapes if shape._element not in repeated), 0)
+    left_out = repeated if title is None else {*repeated, title._element}
+    shapes = (shape for shape in slide.shapes if shape._element not in left_out and not _is_running(shape))
+    yield from _shapes(shapes, 0)
     if slide.has_notes_slide:
         frame = slide.notes_slide.notes_text_frame
         if frame is not None and frame.text.strip():
