@@ -459,6 +459,33 @@ def test_a_chart_of_a_pptx_is_a_table() -> None:
     assert blocks("a.pptx", unnamed) == [("|  | s |\n| --- | --- |\n| deep | 1 |\n|  | 2.5 |", {"slide": 1})]
 
 
+def test_the_points_of_charts_without_categories_are_tables() -> None:
+    from pptx import Presentation
+    from pptx.chart.data import BubbleChartData, XyChartData
+    from pptx.enum.chart import XL_CHART_TYPE
+
+    deck = Presentation()
+    points, bubbles = XyChartData(), BubbleChartData()
+    for name, found in {"s": [(1.5, 2.5), (3, 4)], "t": [(5, 6)]}.items():
+        series = points.add_series(name)
+        for x, y in found:
+            series.add_data_point(x, y)
+    bubbles.add_series("b").add_data_point(1, 2, 30)
+    for kind, data in ((XL_CHART_TYPE.XY_SCATTER, points), (XL_CHART_TYPE.BUBBLE, bubbles)):
+        chart = deck.slides.add_slide(deck.slide_layouts[6]).shapes.add_chart(kind, 0, 0, 9, 9, data).chart
+        chart.has_title = True
+        chart.chart_title.text_frame.text = "Growth"
+    out = BytesIO()
+    deck.save(out)
+    first, second = (text for text, _ in blocks("a.pptx", out.getvalue()))
+    assert first == "Growth\n\n|  | x | y |\n| --- | --- | --- |\n| s | 1.5 | 2.5 |\n| s | 3 | 4 |\n| t | 5 | 6 |"
+    assert second == "Growth\n\n|  | x | y | size |\n| --- | --- | --- | --- |\n| b | 1 | 2 | 30 |"
+    nameless = deck_with("chart", rb"<c:cat>.*?</c:cat>", 0)
+    assert blocks("a.pptx", nameless) == [("s\n\n1\n\n2.5", {"slide": 1})]
+    wrong = deck_with("chart", rb"<c:v>2.5</c:v>", 0)
+    assert blocks("a.pptx", wrong) == [("|  | s |\n| --- | --- |\n| deep | 1 |\n| two |  |", {"slide": 1})]
+
+
 def test_shapes_of_a_slide_may_have_the_same_number() -> None:
     from pptx import Presentation
 

@@ -1,14 +1,14 @@
-"""What Word, PowerPoint and Excel have alike: formulas, diagrams (SmartArt), parts that parts refer to."""
+"""What Word, PowerPoint and Excel have alike: formulas, diagrams (SmartArt), charts, parts that parts refer to."""
 
 from __future__ import annotations
 
 import posixpath
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ml_rag.ingest.formats.archive import parse_xml
-from ml_rag.ingest.formats.common import one_line
+from ml_rag.ingest.formats.common import one_line, pipe_table
 
 MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 #: what stands before a part of a formula
@@ -94,6 +94,62 @@ def related(archive: zipfile.ZipFile, name: str, kind: str = "") -> dict[str, st
 
 def diagram(content: bytes) -> list[str]:
     """The lines of a diagram, by its data; or of the boxes of a sheet."""
-    lines = parse_xml(content).iter("{*}p")
-    texts = ("".join(part.text or " " for part in line.iter("{*}t", "{*}br")) for line in lines)
+    return _lines(parse_xml(content))
+
+
+def _lines(root: Any) -> list[str]:
+    texts = ("".join(part.text or " " for part in line.iter("{*}t", "{*}br")) for line in root.iter("{*}p"))
     return [text for text in map(one_line, texts) if text]
+
+
+def chart(root: Any) -> Iterator[str]:
+    """The title of a chart; its values in a table, a series a column; and those of series with an x of their own, a
+    point a row."""
+    title = root.find("{*}chart/{*}title")
+    if title is not None:
+        yield "\n".join(_lines(title)) or (title.findtext(".//{*}v") or "")
+    plots = root.iterfind("{*}chart/{*}plotArea/*")
+    series = [one for plot in plots for one in sorted(plot.iterfind("{*}ser"), key=_order)]
+    points, columns = ([one for one in series if (one.find("{*}xVal") is None) is other] for other in (False, True))
+    labels: dict[int, str] = next(filter(None, (_points(one, "{*}cat") for one in columns)), {})
+    values = [_values(one, "{*}val") for one in columns]
+    numbers = sorted(labels.keys() | {i for found in values for i in found})
+    rows = [[labels.get(i, ""), *(found.get(i, "") for found in values)] for i in numbers]
+    yield pipe_table([["", *map(_name, columns)], *rows] if rows else [])
+    rows = []
+    for one in points:
+        found = [_values(one, key) for key in ("{*}xVal", "{*}yVal", "{*}bubbleSize")]
+        rows += [[_name(one), *(part.get(i, "") for part in found)] for i in sorted(set().union(*found))]
+    yield pipe_table([["", "x", "y", "size" if any(row[3] for row in rows) else ""], *rows] if rows else [])
+
+
+def _order(series: Any) -> int:
+    found = series.find("{*}order")
+    return 0 if found is None else int(found.get("val", "0"))
+
+
+def _name(series: Any) -> str:
+    return next(iter(_points(series, "{*}tx").values()), "") or (series.findtext("{*}tx/{*}v") or "")
+
+
+def _values(series: Any, key: str) -> dict[int, str]:
+    """Of the points, by their number, as people write them."""
+    return {i: _number(text) for i, text in _points(series, key).items()}
+
+
+def _number(text: str) -> str:
+    try:
+        return format(float(text), ".15g")
+    except ValueError:  # such as #N/A
+        return text
+
+
+def _points(series: Any, key: str) -> dict[int, str]:
+    """The texts of a part of a series, of several levels the innermost, by their number: as they stand there, since
+    the file can say that there are more."""
+    part = series.find(key)
+    if part is None:
+        return {}
+    level = part.find(".//{*}lvl")
+    points = list((part if level is None else level).iter("{*}pt"))
+    return {int(one.get("idx", "0")): one.findtext("{*}v") or "" for one in reversed(points)}

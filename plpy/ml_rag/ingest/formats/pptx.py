@@ -10,7 +10,7 @@ from typing import Any
 from ml_rag import abc
 from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip
 from ml_rag.ingest.formats.common import Request, document, one_line, pipe_table
-from ml_rag.ingest.formats.ooxml import diagram, formula, run_of
+from ml_rag.ingest.formats.ooxml import chart, diagram, formula, run_of
 from ml_rag.ingest.formats.running import may_be_text, running
 
 _MAX_GROUP_DEPTH = 100
@@ -119,7 +119,7 @@ def _shapes(shapes: Iterable[Any], depth: int) -> Iterator[str]:
             # its rows and cells by number, as python-pptx has them, would each be looked for from the first one
             yield pipe_table([cell.text for cell in row.tc_lst] for row in shape.table._tbl.tr_lst)
         elif getattr(shape, "has_chart", False):
-            yield from _chart(shape.chart)
+            yield from chart(shape.chart._chartSpace)
         elif shape.has_text_frame:
             yield _text(shape)
         else:
@@ -153,33 +153,3 @@ def _text(shape: Any) -> str:
     bullets = shape.is_placeholder and len(paragraphs) > 1
     lines = (f"{'  ' * p.level}- {one_line(p.text)}" if bullets else one_line(p.text) for p in paragraphs)
     return "\n".join(lines)
-
-
-def _chart(chart: Any) -> Iterator[str]:
-    if chart.has_title and chart.chart_title.has_text_frame:
-        yield chart.chart_title.text_frame.text
-    plots = [plot._element for plot in chart.plots]
-    # as they stand there: of categories and values, python-pptx gives as many as the file says that there are
-    labels = _labels(plots[0]) if plots else {}
-    series = [(_name(one), _values(one)) for plot in plots for one in plot.sers]
-    if labels and series:
-        numbers = sorted(labels.keys() | {i for _, values in series for i in values})
-        rows = ([labels.get(i, ""), *(values.get(i, "") for _, values in series)] for i in numbers)
-        yield pipe_table([["", *(name for name, _ in series)], *rows])
-
-
-def _labels(plot: Any) -> dict[int, str]:
-    """Of the categories, by their number."""
-    points = plot.xpath("./c:ser[1]/c:cat//c:lvl[1]/c:pt") or plot.xpath("./c:ser[1]/c:cat//c:pt")
-    return {point.idx: point.v.text or "" for point in points}
-
-
-def _name(series: Any) -> str:
-    names: list[str] = series.xpath("./c:tx//c:pt/c:v/text()")
-    return str(names[0]) if names else ""
-
-
-def _values(series: Any) -> dict[int, str]:
-    """By the number of the category."""
-    points = series.xpath("(./c:val | ./c:yVal)//c:pt")
-    return {point.idx: format(point.value, ".15g") for point in reversed(points)}
