@@ -655,7 +655,7 @@ def test_mail_has_its_headers_text_and_names_of_attachments() -> None:
         'Content-Type: multipart/mixed; boundary="x"\n\n--x\nContent-Type: text/html; charset=iso-8859-1\n\n'
         '<p>caf\xe9</p>\n--x\nContent-Disposition: attachment; filename="n.txt"\n\nno\n--x--\n'
     ).encode("latin-1")
-    expected = "# Grüße\n\nFrom: Ann <a@b.example>\nTo: c@d.example\n\ncafé\n\nAttachments: n.txt"
+    expected = "# Grüße\n\nFrom: Ann <a@b.example>\nTo: c@d.example\n\ncafé\n\nAttachments: n.txt\n\n## n.txt\n\nno"
     assert only("a.eml", mail) == expected
     assert parse("a.eml", mail).metadata == {"title": "Grüße", "author": "Ann <a@b.example>"}
 
@@ -666,25 +666,58 @@ def test_mail_has_the_texts_beside_its_body() -> None:
         "--x\nContent-Type: text/plain\n\nbody\n--x\nContent-Type: text/html\n\n<p>footer</p>\n"
         "--x\nContent-Type: message/rfc822\n\nSubject: another\n\ninner\n--x--\n"
     )
-    assert only("a.eml", mail) == "# s\n\nbody\n\nfooter\n\nAttachments: another"
+    assert only("a.eml", mail) == "# s\n\nbody\n\nfooter\n\nAttachments: another\n\n## another\n\ninner"
+
+
+def parts(kind: str, *found: str) -> str:
+    """A part of a mail that has others."""
+    within = "".join(f"--{kind}\n{one}\n" for one in found)
+    return f"Content-Type: multipart/{kind}; boundary={kind}\n\n{within}--{kind}--\n"
+
+
+def plain(words: str, more: str = "") -> str:
+    return f"Content-Type: text/plain{more}\n\n{words}"
 
 
 def test_mail_has_all_texts_of_what_is_signed_or_mixed_within() -> None:
-    def parts(kind: str, *found: str) -> str:
-        within = "".join(f"--{kind}\n{one}\n" for one in found)
-        return f"Content-Type: multipart/{kind}; boundary={kind}\n\n{within}--{kind}--\n"
-
-    def text(words: str, more: str = "") -> str:
-        return f"Content-Type: text/plain{more}\n\n{words}"
-
     html = "Content-Type: text/html\n\n<p>{}</p>"
-    both = parts("alternative", text("body"), html.format("body"))
-    signed = parts("mixed", both, "Content-Type: image/png\n\nx", text("after"), text("no", "; name=a.txt"))
+    both = parts("alternative", plain("body"), html.format("body"))
+    signed = parts("mixed", both, "Content-Type: image/png\n\nx", plain("after"), plain("more", "; name=a.txt"))
     mail = parts("signed", signed, "Content-Type: application/pgp-signature\n\nno")
-    assert only("a.eml", f"Subject: s\nMIME-Version: 1.0\n{mail}") == "# s\n\nbody\n\nafter\n\nAttachments: a.txt"
+    assert only("a.eml", f"Subject: s\nMIME-Version: 1.0\n{mail}") == (
+        "# s\n\nbody\n\nafter\n\nAttachments: a.txt\n\n## a.txt\n\nmore"
+    )
     # a body with a name is one all the same
-    named = parts("mixed", text("body", "; name=a"), parts("alternative", text("one"), html.format("one")))
+    named = parts("mixed", plain("body", "; name=a"), parts("alternative", plain("one"), html.format("one")))
     assert only("a.eml", f"Subject: s\nMIME-Version: 1.0\n{named}") == "# s\n\nbody\n\none\n\nAttachments: a"
+
+
+ATTACHED = "\nContent-Disposition: attachment; filename=a.txt"
+
+
+@pytest.mark.parametrize(
+    ("mail", "expected"),
+    [
+        (parts("mixed", plain("one", ATTACHED)), "Attachments: a.txt\n\n## a.txt\n\none"),
+        (plain("one", ATTACHED), "Attachments: a.txt\n\n## a.txt\n\none"),
+        (plain("AAECAwQFBgcI", f"{ATTACHED}\nContent-Transfer-Encoding: base64"), "Attachments: a.txt"),
+        (parts("related", parts("alternative", plain("one")), plain("two")), "one\n\ntwo"),
+        (parts("parallel", plain("one"), plain("two")), "one\n\ntwo"),
+        (
+            parts("alternative", plain("one"), parts("mixed", "Content-Type: text/html\n\n1", plain("two", ATTACHED))),
+            "one\n\nAttachments: a.txt\n\n## a.txt\n\ntwo",
+        ),
+        (parts("alternative", "Content-Type: text/html\n\none", "Content-Type: text/calendar\n\nno"), "one"),
+        (
+            parts(
+                "digest", "\nSubject: t\nFrom: Ann\n\none", f"\nSubject: u\n{parts('mixed', plain('two', ATTACHED))}"
+            ),
+            "Attachments: t, u, a.txt\n\n## t\n\nFrom: Ann\n\none\n\n## u\n\n## a.txt\n\ntwo",
+        ),
+    ],
+)
+def test_mail_has_the_text_of_every_part_that_is_text(mail: str, expected: str) -> None:
+    assert only("a.eml", f"Subject: s\nMIME-Version: 1.0\n{mail}") == f"# s\n\n{expected}"
 
 
 @pytest.mark.parametrize("plain", ["", "\n\n", "=C2=A0\n"])
@@ -719,7 +752,9 @@ def test_mail_in_a_character_set_that_is_none(charset: str) -> None:
     head = "Subject: s\nMIME-Version: 1.0\nContent-Type: "
     assert only("a.eml", f"{head}text/plain; charset={charset}\n\ncaf\xe9 \\u0041") == "# s\n\ncaf\xe9 \\u0041"
     assert only("a.eml", f"{head}text/plain; charset*={charset}''%ff\n\ncaf\xe9") == "# s\n\ncaf\xe9"
-    attached = f"--x\nContent-Disposition: attachment; filename*={charset}''a%2eb\n\nno\n--x--\n"
+    attached = (
+        f"--x\nContent-Type: image/png\nContent-Disposition: attachment; filename*={charset}''a%2eb\n\nno\n--x--\n"
+    )
     mail = f"{head}multipart/mixed; boundary=x\n\n--x\nContent-Type: text/plain\n\nbody\n{attached}"
     assert only("a.eml", mail) == "# s\n\nbody\n\nAttachments: a.b"
 

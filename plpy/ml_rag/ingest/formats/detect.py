@@ -43,7 +43,7 @@ def detect(name: str, content: bytes, language: str | None = None) -> str:
     if not content.strip(b" \t\r\n\0\xef\xbb\xbf"):
         raise DocumentError("document is empty", detail=f"{len(content)} bytes", hint="Leave it out.")
     # PDF readers allow up to 1024 bytes of rubbish before the mark.
-    if b"%PDF-" in content[:1024] and (content.startswith(b"%PDF-") or not _is_text(content)):
+    if b"%PDF-" in content[:1024] and (content.startswith(b"%PDF-") or not is_text(content)):
         return "pdf"
     for opening, name_of_format in _OPENINGS:
         if content.startswith(opening):
@@ -59,16 +59,16 @@ def detect(name: str, content: bytes, language: str | None = None) -> str:
     if packed := compression(content):
         raise unknown(f"the content is a {packed} file in another", _PACKED)
     for opening, kind, hint in _UNREADABLE:
-        if content.startswith(opening) and (len(opening) > 2 or not _is_text(content)):
+        if content.startswith(opening) and (len(opening) > 2 or not is_text(content)):
             raise unknown(f"the content is a {kind}", hint)
     if content[257:262] == b"ustar":
         raise unknown("the content is a tar archive", "Give it a name that ends in .tar, .tar.gz, .tar.bz2 or .tar.xz.")
-    if not _is_text(content):
+    if not is_text(content):
         raise unknown("the content is neither text nor a known document format", _CONVERT)
     return _detect_text(name, content, language)
 
 
-def _is_text(content: bytes) -> bool:
+def is_text(content: bytes) -> bool:
     sample = content[:8192]
     if sample.startswith((b"\xff\xfe", b"\xfe\xff")) or utf16_without_mark(sample):
         return True

@@ -1,9 +1,10 @@
-"""Mail (MIME, mailboxes, Outlook's MSG): headers that people read, then the text, then the attachments' names."""
+"""Mail (MIME, mailboxes, Outlook's MSG): headers that people read, then the text, then the attachments' names, and
+of MIME those that are text or mails."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from email import message_from_bytes
 from email.policy import EmailPolicy
 from functools import lru_cache, partial
@@ -12,10 +13,13 @@ from typing import Any
 
 from ml_rag import abc
 from ml_rag.ingest.formats.common import Request, clean, document, metadata, numbers, one_line
+from ml_rag.ingest.formats.detect import is_text
 from ml_rag.ingest.formats.encoding import decode, decode_as
 from ml_rag.ingest.formats.html import html_to_markdown
 
 _HEADERS = ("From", "To", "Cc", "Date")
+#: that are read, also if they are attached
+_TEXTS = frozenset({"text/plain", "text/html", "text/markdown", "text/csv"})
 _PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".gif", ".bmp", ".webp")
 #: the character set of a parameter, as RFC 2231 has it
 _CHARSET = re.compile(r"(\*\d*\*?=)[^'\s;]*'")
@@ -50,16 +54,17 @@ def _parsed(policy: _Policy, name: str, value: str) -> Any:
 
 
 def parse_eml(_name: str, content: bytes, request: Request) -> abc.Document:
-    """One block, and the descriptions of its pictures. A plain part is preferred to the HTML one of the same text;
-    attachments are named, not read."""
+    """One block, and the descriptions of its pictures. A plain part is preferred to the HTML one of the same text; of
+    attachments those that are text, or mails, are read."""
     message: Any = message_from_bytes(content.lstrip(b"\r\n"), policy=_Policy())
-    headers = {key: _header(message, key) for key in ("Subject", *_HEADERS)}
-    texts = [_text(part, request.language) for part in _parts(message, request.language)]
+    headers = _headers(message)
+    texts, attached = _texts(message, request.language)
     described: list[tuple[str, dict[str, Any]]] = []
     for part in message.walk():
         if request.pictures is not None and _is_picture(part.get_content_type(), part.get_filename()):
             described += request.pictures.block(partial(part.get_payload, decode=True), {})
-    return _mail("eml", headers, "\n\n".join(filter(None, texts)), map(_attached, message.walk()), described)
+    names = map(_attached, message.walk())
+    return _mail("eml", headers, "\n\n".join(filter(None, texts)), names, described, attached=attached)
 
 
 def parse_mbox(_name: str, content: bytes, request: Request) -> abc.Document:
@@ -82,19 +87,57 @@ def _messages(content: bytes) -> Iterator[bytes]:
         yield _QUOTED_FROM.sub(rb"\1", content[content.index(b"\n", start) + 1 : end])
 
 
-def _parts(message: Any, language: str | None, body: Any = None) -> list[Any]:
-    """What a reader shows: the body, and texts beside it such as a mailing list's footer.
+def _headers(message: Any) -> dict[str, str]:
+    return {key: _header(message, key) for key in ("Subject", *_HEADERS)}
 
-    ``body``: of the mail that this is a part of.
-    """
-    is_mixed = message.get_content_type() in ("multipart/mixed", "multipart/signed")
-    found = body if is_mixed and body is not None else message.get_body(preferencelist=("plain", "html"))
-    if is_mixed:
-        parts = [p for p in message.iter_parts() if p is found or not (p.is_attachment() or p.get_filename())]
-        return list(chain.from_iterable(_parts(part, language, found) for part in parts))
-    if found is not None and found.get_content_type() == "text/plain" and not _text(found, language).strip():
-        found = message.get_body(preferencelist=("html", "plain"))
-    return [] if found is None else [found]
+
+def _texts(message: Any, language: str | None) -> tuple[list[str], list[str]]:
+    """What a reader shows: the body, with texts beside it such as a mailing list's footer; and what is attached, each
+    with its name as its heading."""
+    texts: list[str] = []
+    attached: list[str] = []
+    body = message.get_body(preferencelist=("plain", "html"))
+    for part in _leaves(message, body, language):
+        if part.get_content_type() == "message/rfc822":
+            inner = part.get_payload()[0]
+            headers = _headers(inner)
+            found = chain(*_texts(inner, language))
+            title = f"## {headers['Subject']}" if headers["Subject"] else ""
+            attached.append("\n\n".join(filter(None, (title, _shown(headers), *found))))
+        elif not _is_attached(part, body):
+            texts.append(_text(part, language))
+        elif (text := _text(part, language)).strip():
+            attached.append(f"## {one_line(_attached(part))}\n\n{text}")
+    return texts, attached
+
+
+def _leaves(part: Any, body: Any, language: str | None) -> Iterator[Any]:
+    """The parts of a mail that are text, and the mails in it; of alternatives plain text, or the first that has any,
+    and what is attached to the others."""
+    kind = part.get_content_type()
+    if kind == "multipart/alternative":
+        found = [list(_leaves(one, body, language)) for one in part.iter_parts()]
+        shown = [[leaf for leaf in leaves if not _is_attached(leaf, body)] for leaves in found]
+        order = sorted(filter(None, shown), key=lambda leaves: leaves[0].get_content_type() != "text/plain")
+        chosen = next((leaves for leaves in order if any(_has_text(leaf, language) for leaf in leaves)), None)
+        for leaves, texts in zip(found, shown, strict=True):
+            yield from (leaf for leaf in leaves if texts is chosen or _is_attached(leaf, body))
+    elif part.get_content_maintype() == "multipart":
+        for one in part.iter_parts():
+            yield from _leaves(one, body, language)
+    elif (kind == "message/rfc822" and part.is_multipart()) or (
+        kind in _TEXTS and (not _is_attached(part, body) or is_text(part.get_payload(decode=True) or b""))
+    ):
+        yield part
+
+
+def _has_text(part: Any, language: str | None) -> bool:
+    return part.get_content_type() != "text/plain" or bool(_text(part, language).strip())
+
+
+def _is_attached(part: Any, body: Any) -> bool:
+    is_mail = part.get_content_type() == "message/rfc822"
+    return is_mail or part.is_attachment() or (part is not body and part.get_filename() is not None)
 
 
 def _attached(part: Any) -> str:
@@ -173,12 +216,18 @@ def _mail(
     names: Iterable[str],
     described: list[tuple[str, dict[str, Any]]],
     left_out: str | None = None,
+    attached: Sequence[str] = (),
 ) -> abc.Document:
     subject = one_line(headers.get("Subject", ""))
-    shown = "\n".join(f"{key}: {one_line(headers[key])}" for key in _HEADERS if headers.get(key))
-    attached = ", ".join(one_line(name) for name in names if name)
+    attachments = ", ".join(one_line(name) for name in names if name)
     body = clean(text)
-    parts = [f"# {subject}" if subject else "", shown, body, f"Attachments: {attached}" if attached else ""]
-    blocks = ["\n\n".join(part for part in parts if part)] if subject or body.strip() else []
+    named = f"Attachments: {attachments}" if attachments else ""
+    parts = [f"# {subject}" if subject else "", _shown(headers), body, named, *attached]
+    is_empty = not (subject or body.strip() or attached)
+    blocks = [] if is_empty else ["\n\n".join(part for part in parts if part)]
     meta = metadata(title=subject, author=headers.get("From"))
     return document(format_name, [*((block, {}) for block in blocks), *described], meta, left_out)
+
+
+def _shown(headers: dict[str, Any]) -> str:
+    return "\n".join(f"{key}: {one_line(headers[key])}" for key in _HEADERS if headers.get(key))
