@@ -260,6 +260,47 @@ def test_a_declared_encoding_is_believed() -> None:
     assert text_of("a.html", page.encode("cp1251")) == "Поиск"
 
 
+DECLARING = {
+    "a.html": '<html><head><meta charset="{}"></head><body><p>{}</p></body></html>',
+    "a.xml": "<?xml version='1.0' encoding='{}'?><a><b>{}</b></a>",
+    "a.eml": "MIME-Version: 1.0\nContent-Type: text/plain; charset={}\nSubject: s\n\n{}",
+}
+
+
+def declared(name: str, encoding: str, text: bytes) -> str:
+    return text_of(name, DECLARING[name].format(encoding, "@").encode().replace(b"@", text)).removeprefix("# s\n\n")
+
+
+@pytest.mark.parametrize("name", DECLARING)
+def test_a_declared_encoding_is_read_as_browsers_read_it(name: str) -> None:
+    quoted = "“Preis” – 5 € für’s Café"
+    for encoding in ("iso-8859-1", "ISO8859-1", "iso_8859-1:1987", "l1", "us-ascii"):
+        assert declared(name, encoding, quoted.encode("cp1252")) == quoted
+    for encoding, larger, text in (("iso-8859-9", "cp1254", "“Şişli” €"), ("gb2312", "gb18030", "检索增强生成镕")):
+        assert declared(name, encoding, text.encode(larger)) == text
+    assert declared(name, "iso-2022-jp", "検索拡張生成".encode("iso-2022-jp")) == "検索拡張生成"
+    # which it is not
+    assert declared(name, "iso-8859-1", quoted.encode()) == quoted
+    japanese = "髙橋さんは、とても元気です。住所は東京です"
+    assert declared(name, "iso-8859-1", japanese.encode("cp932")) == japanese
+    assert declared(name, "utf-8", "Größe und Höhe".encode("latin-1")) == "Größe und Höhe"
+
+
+@pytest.mark.parametrize("name", DECLARING)
+@pytest.mark.parametrize(
+    ("encoding", "text", "bad"),
+    [
+        ("utf-8", "Größe", b"\xfc"),
+        ("windows-1251", "Поиск по документам", b"\x98"),
+        ("euc-jp", "検索拡張生成の文書", b"\xff"),
+        ("gb2312", "检索增强生成", b"\xff"),
+        ("iso-8859-1", "Größe, Höhe", b"\x81"),
+    ],
+)
+def test_one_bad_byte_leaves_a_declared_encoding_as_it_is(name: str, encoding: str, text: str, bad: bytes) -> None:
+    assert declared(name, encoding, text.encode(encoding) + bad) == f"{text}\ufffd"
+
+
 def test_one_bad_byte_does_not_make_another_encoding() -> None:
     text = "Größe und Höhe der Bäume. " * 20
     broken = text.encode() + b"\xff" + text.encode()

@@ -19,6 +19,13 @@ _CANDIDATES = [
     "cp1255", "cp1256", "iso8859_2", "iso8859_15",
 ]  # fmt: skip
 
+#: what browsers read instead, which has more characters, and so do the people who write it (Encoding of the WHATWG)
+_LARGER = {
+    "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874",
+    "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949",
+}  # fmt: skip
+_HIGH = bytes(range(0x80, 0x100))
+
 _NO_TEXT = frozenset({"idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape"})
 
 _BY_LANGUAGE = {
@@ -45,11 +52,12 @@ _DECLARED = re.compile(
 _SAMPLE = 64 * 1024
 
 
-def decode(content: bytes, language: str | None = None) -> str:
+def decode(content: bytes, language: str | None = None, charset: str | None = None) -> str:
     """The text of the bytes. Never fails: the last resort is cp1252 with its holes replaced.
 
-    Order: byte order mark; UTF-16 without one (NUL in every other byte); valid UTF-8; the encoding declared inside;
-    the encodings usual for ``language``; cp932 where that gives Japanese; charset-normalizer among likely encodings.
+    Order: byte order mark; UTF-16 without one (NUL in every other byte); valid UTF-8; the encoding that is declared, as
+    ``charset`` or inside; UTF-8 with few errors; the declared encoding with few errors; the encodings usual for
+    ``language``; cp932 if that gives Japanese; charset-normalizer among likely encodings.
     """
     for mark, encoding in _MARKS:
         if content.startswith(mark):
@@ -57,6 +65,9 @@ def decode(content: bytes, language: str | None = None) -> str:
     utf16 = utf16_without_mark(content)
     if utf16:
         return content.decode(utf16, "replace")
+    declared = charset or _declared(content)
+    if content.isascii() and (charset or b"\x1b" in content):  # as those of 7 bits are, such as ISO-2022-JP
+        return _decode_as(content, declared) or content.decode()
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -64,22 +75,27 @@ def decode(content: bytes, language: str | None = None) -> str:
         before, cut = content[: error.start], content[error.start :]
         if error.reason == "unexpected end of data" and (len(cut) > 1 or not before.isascii()):
             return before.decode("utf-8")
-    for encoding in (*_declared(content), *_BY_LANGUAGE.get((language or "")[:2].lower(), ())):
-        if (text := decode_as(content, encoding)) is not None:
-            return text
+    if (text := _decode_as(content, declared)) is not None:
+        return text
     replaced = content.decode("utf-8", "replace")
     if sum(byte >= 0x80 for byte in content[:_SAMPLE]) > 20 * replaced[:_SAMPLE].count("\ufffd"):
         return replaced
+    if (text := _decode_as(content, declared, "replace")) is not None and not _is_japanese(content[:_SAMPLE]):
+        high = len(content) - len(content.translate(None, _HIGH))
+        if text.count("\ufffd") <= min(high // 3, 1 + high // 50):
+            return text
+    for encoding in _BY_LANGUAGE.get((language or "")[:2].lower(), ()):
+        if (text := _decode_as(content, encoding)) is not None:
+            return text
     return content.decode(_guess(content), "replace")
 
 
-def decode_as(content: bytes, encoding: str) -> str | None:
+def _decode_as(content: bytes, encoding: str, errors: str = "strict") -> str | None:
     """The text in an encoding that a document names; None if it is not in it, or if there is no such encoding."""
     try:
+        name = codecs.lookup(encoding).name
         # Python has others by such names: punycode takes minutes for a megabyte, and idna is for names of hosts
-        if codecs.lookup(encoding).name in _NO_TEXT:
-            return None
-        return content.decode(encoding)
+        return None if name in _NO_TEXT else content.decode(_LARGER.get(name, name), errors)
     except (UnicodeError, LookupError, ValueError):
         return None
 
@@ -98,24 +114,26 @@ def utf16_without_mark(content: bytes) -> str | None:
     return None
 
 
-def _declared(content: bytes) -> tuple[str, ...]:
+def _declared(content: bytes) -> str:
+    """The encoding that is named inside, or an empty text. What can be read there is not in UTF-16."""
     found = _DECLARED.search(content[:4096])
     name = found[1].decode("ascii") if found else ""
-    if not name or name.lower().replace("_", "-").startswith(("utf-", "utf8")):
-        return ()
-    # Browsers read these two as cp1252, and so do the people who write them.
-    return ("cp1252",) if name.lower() in {"iso-8859-1", "latin-1", "latin1", "us-ascii"} else (name,)
+    return "utf-8" if name.lower().replace("_", "-").startswith(("utf-", "utf8")) else name
+
+
+def _is_japanese(sample: bytes) -> bool:
+    try:
+        text = sample.decode("cp932")
+    except UnicodeDecodeError:
+        return False
+    return len(_JAPANESE.findall(text)) * 2 > 0.3 * sum(byte >= 0x80 for byte in sample) > 0
 
 
 def _guess(content: bytes) -> str:
     sample = content[:_SAMPLE]
-    high = sum(byte >= 0x80 for byte in sample)
-    try:
-        text = sample.decode("cp932")
-    except UnicodeDecodeError:
-        text = ""
-    if len(_JAPANESE.findall(text)) * 2 > 0.3 * high > 0:
+    if _is_japanese(sample):
         return "cp932"
+    high = sum(byte >= 0x80 for byte in sample)
     # Few high bytes, each alone between ASCII letters: a western text with accents.
     if len(re.findall(rb"(?<![\x80-\xff])[\xc0-\xff](?![\x80-\xff])", sample)) > 0.7 * high:
         return "cp1252"

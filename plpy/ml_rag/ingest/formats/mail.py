@@ -14,7 +14,7 @@ from typing import Any
 from ml_rag import abc
 from ml_rag.ingest.formats.common import Request, clean, document, metadata, numbers, one_line
 from ml_rag.ingest.formats.detect import is_text
-from ml_rag.ingest.formats.encoding import decode, decode_as
+from ml_rag.ingest.formats.encoding import decode
 from ml_rag.ingest.formats.html import html_to_markdown
 
 _HEADERS = ("From", "To", "Cc", "Date")
@@ -154,8 +154,7 @@ def _is_picture(media_type: str, name: str | None) -> bool:
 def _text(part: Any, language: str | None) -> str:
     payload = part.get_payload(decode=True)
     data = payload if isinstance(payload, bytes) else b""
-    text = decode_as(data, part.get_content_charset() or "utf-8")
-    text = decode(data, language) if text is None else text
+    text = decode(data, language, part.get_content_charset())
     return html_to_markdown(text) if part.get_content_type() == "text/html" else text
 
 
