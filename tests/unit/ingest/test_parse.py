@@ -76,6 +76,28 @@ def test_the_name_decides_between_texts(name: str, expected: str) -> None:
     assert parse(name, b"one, two\nthree, four\n").format == expected
 
 
+@pytest.mark.parametrize(
+    "minutes",
+    [
+        "Date: 12 May 2026\nFrom: 10:00\nTo: 12:00\nSubject: Budget\nRoom: 5\n\n1. Costs",
+        "From: Ann\nTo: All staff\nSubject: Minutes\n\ntext",
+        "From: ann@a.example\nTo: All\nSubject: Minutes\nTo: Bob\n\ntext",
+        "From: ann@a.example\nTo: All\nSubject: Minutes\nPlace: Berlin\n\ntext",
+        "Subject: x\nDate: y\nX-Ray: z\n10:30 lunch",
+        "From Monday 4 May 2026 on\nRoom: 5\n\ntext",
+    ],
+)
+def test_minutes_are_no_mail(minutes: str) -> None:
+    for name in ("a.txt", "a"):
+        (block,) = parse(name, minutes.encode()).blocks
+        assert block.text == minutes
+
+
+def test_a_text_with_a_header_that_only_programs_write_is_a_mail() -> None:
+    mail = "Date: x\nFrom: Ann\nList-Id: y\nMessage-ID: <1@x>\n\ntext"
+    assert parse("a.txt", mail.encode()).format == "eml"
+
+
 def test_formats_limits_what_is_accepted() -> None:
     page = b"<html><body>Grebes dive</body></html>"
     assert parse("a.html", page, formats=["html"]).format == "html"

@@ -105,7 +105,7 @@ _ALL = (
     Format(
         "mbox",
         "mail.parse_mbox",
-        begins=re.compile(r"From \S(?=.*\d{4}).*\n(?=[\w-]+:)"),
+        begins=re.compile(r"From \S.{0,200}? [A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d.*\n(?=[\w-]+:)"),
         endings=("mbox", "mbx"),
         holds=re.compile(r"\AFrom \S"),
         media_type="application/mbox",

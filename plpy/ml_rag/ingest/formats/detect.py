@@ -31,11 +31,14 @@ _UNREADABLE = (
     (b"OggS", "Ogg media", _MEDIA), (b"ID3", "MP3 audio", _MEDIA), (b"RIFF", "RIFF media", _MEDIA),
 )  # fmt: skip
 
-_MAIL = re.compile(
-    r"\A(?:From \S.*\n)?(?:(?:Return-Path|Received|Delivered-To|DKIM-Signature|ARC-Seal|X-[\w-]+|Message-ID|Date|From|"
-    r"To|Cc|Subject|MIME-Version|Content-Type|Content-Transfer-Encoding|Reply-To|Sender|User-Agent|Thread-Topic):"
-    r".*\n(?:[ \t]+\S.*\n)*){3,}", re.I
-)  # fmt: skip
+#: a header of a mail, with the lines in which it goes on
+_HEADER = re.compile(r"([\x21-\x39\x3b-\x7e]+):(.*\n(?:[ \t]+\S.*\n)*)")
+#: headers that a mail shows, and those that people do not write
+_SHOWN = frozenset({"from", "to", "cc", "date", "subject"})
+_OF_PROGRAMS = frozenset({
+    "return-path", "received", "delivered-to", "dkim-signature", "arc-seal", "message-id", "mime-version", "user-agent",
+    "content-type", "content-transfer-encoding", "thread-topic",
+})  # fmt: skip
 
 
 def detect(name: str, content: bytes, language: str | None = None) -> str:
@@ -92,7 +95,7 @@ def _detect_text(name: str, content: bytes, language: str | None) -> str:
     # a mail may be called .txt
     if claimed is not None and claimed.name != "text" and (claimed.holds is None or claimed.holds.search(text)):
         return claimed.name
-    if _MAIL.match(text.lstrip("\n")):
+    if _is_mail(text.lstrip("\n")):
         return "eml"
     if claimed is None:
         if text.lstrip().startswith("{") or text.lstrip().startswith("[{"):
@@ -100,6 +103,20 @@ def _detect_text(name: str, content: bytes, language: str | None) -> str:
         if len(HTML_TAGS.findall(text[:4096])) >= 4 and text.lstrip().startswith("<"):
             return "html"
     return "text"
+
+
+def _is_mail(text: str) -> bool:
+    """Whether a text begins with headers of a mail, one of which only programs write. Minutes and agendas begin alike:
+    without such a header it has those alone that a mail shows, each once, and an address."""
+    found = []
+    place = text.find("\n") + 1 if text.startswith("From ") else 0
+    while header := _HEADER.match(text, place):
+        found.append((header[1].lower(), header[2]))
+        place = header.end()
+    names = {name for name, _ in found}
+    if names & _OF_PROGRAMS:
+        return len(names & (_OF_PROGRAMS | _SHOWN)) >= 3
+    return 3 <= len(names) == len(found) and names <= _SHOWN and "@" in dict(found).get("from", "")
 
 
 def _json_or_lines(content: bytes, claimed: str, language: str | None) -> str:
