@@ -87,6 +87,8 @@ def only(name: str, content: bytes | str) -> str:
         ("a.xml", "<?xml version='1.0'?><a>one</a><a>two</a>", "<a>one</a><a>two</a>"),
         ("a.xml", f"<?xml version='1.0'?>{'<b>' * 3000}x", "<b>" * 3000 + "x"),
         ("a.md", "---\n\nbetween rules\n\n---\nafter", "---\n\nbetween rules\n\n---\nafter"),
+        ("a.md", "---\nNote: go on.\n\nThen stop.\n---\nafter", "---\nNote: go on.\n\nThen stop.\n---\nafter"),
+        ("a.md", "---\nAnn: hello: you\n  there\nand all\n---", "---\nAnn: hello: you\n  there\nand all\n---"),
         ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\n<i>a</i> <b and c> d <e@f.g>", "a <b and c> d <e@f.g>"),
         ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\none\n\ntwo\n\n2\n00:03,000 --> 00:04,000\nx", "one\ntwo\nx"),
         ("a.vtt", "WEBVTT\n\nSTYLE\n::cue{}\n\n00:01.000 --> 00:02.000\n<c.x>a <00:01.500>b", "a b"),
@@ -177,11 +179,12 @@ def test_every_key_of_the_front_matter_is_metadata() -> None:
             + "".join(f"{n}: &{n} [{', '.join(['*' + o] * 10)}]\n" for o, n in ("ab", "bc", "cd", "de", "ef", "fg")),
             {"title": "T", "a": ["x"] * 10, "b": [["x"] * 10] * 10, "left_out": "front matter: c, d, e, f, g"},
         ),
+        ("title: Guide: how to\ntags:\n  - a\n- b\n# c", {"title": "Guide: how to", "tags": "- a - b"}),
         ("title: T\na: &a [*a]", {"title": "T", "left_out": "front matter: a"}),
         ("title: T\nx: " + "[" * 5000, {"title": "T", "x": "[" * 500}),
         ("title: T\n" + "".join(f"k{i}: {'v' * 600}\n" for i in range(9)), None),
     ],
-    ids=["no YAML", "no date", "nobody", "bomb", "circle", "deep", "much"],
+    ids=["no YAML", "no date", "nobody", "bomb", "list", "circle", "deep", "much"],
 )
 def test_front_matter_is_bounded_and_need_not_be_yaml(front: str, expected: dict[str, Any] | None) -> None:
     found = parse("a.md", f"---\n{front}\n---\ntext".encode()).metadata

@@ -24,7 +24,7 @@ _FRONT_MATTER = re.compile(
     r"""\A---\n((?:#[^\n]*\n)*["']?[\w.-]+["']?[ \t]*:.*?)\n(?:---|\.\.\.)(?:\n|\Z)""", re.DOTALL
 )
 #: where it is no YAML, such as "title: Guide: how to"; no line ends with a blank
-_FRONT_KEY = re.compile(r"""^["']?([\w.-]+)["']?[ \t]*:[ \t]*["']?(.*?)["']?$""", re.MULTILINE)
+_FRONT_KEY = re.compile(r"""["']?([\w.-]+)["']?[ \t]*:[ \t]*["']?(.*?)["']?$""")
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _RST_UNDERLINE = re.compile(r"""^([=\-`:'"~^_*+#<>])\1{2,}$""")
 _CUE_TIME = re.compile(r"^(?:\d+:)?\d{1,2}:\d{2}[.,]\d{3}\s+-->\s+(?:\d+:)?\d{1,2}:\d{2}[.,]\d{3}.*$")
@@ -51,8 +51,9 @@ def parse_markdown(_name: str, content: bytes, request: Request) -> abc.Document
     """
     text = clean(decode(content, request.language))
     front = _FRONT_MATTER.match(text)
-    keys, left_out = _front_matter(front[1]) if front else ({}, [])
-    body = text[front.end() :] if front else text
+    found = _front_matter(front[1]) if front else None
+    keys, left_out = _plain_keys(found) if found else ({}, [])
+    body = text[front.end() :] if front and found else text
     title, author = keys.pop("title", None), keys.pop("author", None)
     if isinstance(author, list):
         author = ", ".join(map(str, author))
@@ -62,8 +63,8 @@ def parse_markdown(_name: str, content: bytes, request: Request) -> abc.Document
     return document("markdown", [(body, {})], meta, f"front matter: {', '.join(left_out)}" if left_out else None)
 
 
-def _front_matter(text: str) -> tuple[dict[str, Any], list[str]]:
-    """The values by their keys, and the keys of those that are too long."""
+def _front_matter(text: str) -> dict[Any, Any] | None:
+    """The values by their keys; None if it is text between two rules."""
     import yaml  # type: ignore[import-untyped]
 
     # merged keys of merged keys have no bound: without its way to merge them, the loader refuses the tag of "<<"
@@ -72,8 +73,22 @@ def _front_matter(text: str) -> tuple[dict[str, Any], list[str]]:
         found = loader(text).get_single_data() if len(text) <= _MAX_FRONT_MATTER else None
     except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError):
         found = None
-    if not isinstance(found, dict):
-        found = dict(_FRONT_KEY.findall(text))
+    if isinstance(found, dict):
+        return found
+    lines: dict[str, list[str]] = {}
+    goes_on: list[str] = []
+    for line in text.split("\n"):
+        if key := _FRONT_KEY.match(line):
+            lines[key[1]] = goes_on = [key[2]]
+        elif line.startswith((" ", "\t", "- ")):
+            goes_on.append(line)
+        elif line and not line.startswith("#"):
+            return None
+    return {key: one_line(" ".join(value)) for key, value in lines.items()}
+
+
+def _plain_keys(found: dict[Any, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The values of front matter as those of JSON, and the keys of those that are too long."""
     keys: dict[str, Any] = {}
     left_out = []
     room = _MAX_FRONT_VALUES
