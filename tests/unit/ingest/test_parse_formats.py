@@ -345,6 +345,49 @@ def test_docx_has_the_text_of_its_boxes_once(around: str) -> None:
     assert only("a.docx", docx(body)) == "text\n\nboxed\n\nend"
 
 
+def test_docx_has_the_text_that_newer_versions_show() -> None:
+    def run(text: str) -> str:
+        return f"<w:r><w:t>{text}</w:t></w:r>"
+
+    def box(text: str) -> str:
+        return f"<w:txbxContent><w:p>{run(text)}</w:p></w:txbxContent>"
+
+    def choice(newer: str, older: str) -> str:
+        return (
+            '<mc:AlternateContent xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"><mc:Choice '
+            f'Requires="wps">{newer}</mc:Choice><mc:Fallback>{older}</mc:Fallback></mc:AlternateContent>'
+        )
+
+    drawing = (
+        '<w:drawing><wps:txbx xmlns:wps="http://schemas.microsoft.com/office/word/2010/wordprocessingShape">'
+        "{}</wps:txbx></w:drawing>"
+    )
+    older = f"<w:pict><v:textbox xmlns:v='urn:schemas-microsoft-com:vml'>{box('one')}</v:textbox></w:pict>"
+    boxes = f"<w:r>{choice(drawing.format(box('one')) + drawing.format(box('two')), older)}</w:r>"
+    texts, block = choice(run("new"), run("old")), choice(f"<w:p>{run('in')}</w:p>", "")
+    body = f"<w:p>{boxes}</w:p><w:p>{texts}</w:p>{block}<w:p>{run('end')}</w:p>"
+    assert only("a.docx", docx(body)) == "one\n\ntwo\n\nnew\n\nin\n\nend"
+
+
+def test_docx_has_its_charts_as_tables() -> None:
+    with zipfile.ZipFile(BytesIO(deck_with("chart", b"-", 1))) as deck:
+        chart = next(deck.read(name) for name in deck.namelist() if name.startswith("ppt/charts/chart"))
+    relations = (
+        '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">'
+        f'<Relationship Id="c1" Type="{_OFFICE}/chart" Target="charts/chart1.xml"/></Relationships>'
+    )
+    drawing = (
+        f'<w:drawing><a:graphic xmlns:a="{_DRAWING}"><c:chart xmlns:c="http://schemas.openxmlformats.org/drawingml/2006/'
+        f'chart" xmlns:r="{_OFFICE}" r:id="c1"/></a:graphic></w:drawing>'
+    )
+    body = f"<w:p><w:r>{drawing}</w:r></w:p><w:p><w:r><w:t>end</w:t></w:r></w:p>"
+    files = {"word/_rels/document.xml.rels": relations, "word/charts/chart1.xml": chart}
+    assert only("a.docx", docx(body, **files)) == "| | s |\n| --- | --- |\n| deep | 1 |\n| two | 2.5 |\n\nend"
+    assert only("a.docx", docx(body)) == "end"
+    damaged = {name: content[:900] if "chart1" in name else content for name, content in files.items()}
+    assert only("a.docx", docx(body, **damaged)) == "end"
+
+
 def test_docx_and_html_say_which_boxes_are_ticked_and_which_entry_is_chosen() -> None:
     def field(data: str, name: str) -> str:
         return (

@@ -10,10 +10,11 @@ from io import BytesIO
 from typing import Any
 
 from ml_rag import abc
+from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip, parse_xml
 from ml_rag.ingest.formats.common import Request, document
 from ml_rag.ingest.formats.html import html_blocks
-from ml_rag.ingest.formats.ooxml import MATH, diagram, formula, related, run_of
+from ml_rag.ingest.formats.ooxml import MATH, chart, diagram, formula, related, run_of
 
 # mammoth knows headings; the title styles are left to the caller.
 _STYLES = """
@@ -27,10 +28,13 @@ i => span
 br[type='page'] => br
 br[type='column'] => br
 """
+_COMPATIBLE = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
 #: elements that mammoth leaves out with the text in them: fields such as the number of a caption, directions of text,
 #: characters with their readings
 _AROUND = ("fldSimple", "dir", "bdo", "ruby", "rubyBase")
-_HAS_SUCH = re.compile(rf"<[\w.-]+:(?:{'|'.join(_AROUND)}|cr|ptab|oMath|relIds|txbx|ddList)\b".encode())
+_HAS_SUCH = re.compile(
+    rf"<[\w.-]+:(?:{'|'.join(_AROUND)}|cr|ptab|oMath|relIds|chart|txbx|ddList|AlternateContent)\b".encode()
+)
 
 
 def parse_docx(_name: str, content: bytes, request: Request) -> abc.Document:
@@ -60,8 +64,8 @@ def parse_docx(_name: str, content: bytes, request: Request) -> abc.Document:
 
 
 def _without_such(archive: zipfile.ZipFile, content: bytes) -> bytes:
-    """The document with what stands in those elements in their place, formulas and diagrams as text, text boxes as
-    older versions have them."""
+    """The document with what stands in those elements in their place, formulas, diagrams and charts as text, text boxes
+    as older versions have them."""
     from lxml import etree  # type: ignore[import-untyped]
 
     parts = {name: archive.read(name) for name in archive.namelist() if re.fullmatch(r"word/[^/]*\.xml", name)}
@@ -73,18 +77,22 @@ def _without_such(archive: zipfile.ZipFile, content: bytes) -> bytes:
             space = root.tag.rpartition("}")[0] + "}"
             for one in root.iter(f"{space}cr", f"{space}ptab"):
                 one.tag = f"{space}br" if one.tag.endswith("cr") else f"{space}tab"
+            data = related(archive, name)
+            for one in list(root.iter("{*}relIds", "{*}chart")):
+                key = next((value for key, value in one.items() if key.endswith(("}dm", "}id"))), "")
+                drawing = next(one.iterancestors("{*}drawing"), None)
+                if drawing is not None and (path := data.pop(key, "")):
+                    shown = archive.read(path)
+                    is_chart = one.tag.endswith("}chart")
+                    _replace(drawing, _chart_lines(shown) if is_chart else diagram(shown))
+            for one in list(root.iter(f"{_COMPATIBLE}AlternateContent")):
+                _take_newer(one)
             for one in list(root.iter("{*}ddList")):
                 _choose(one)
             for one in list(root.iter(f"{MATH}oMath")):
                 _replace(one, [formula(one)])
             for box in list(root.iter("{*}txbxContent")):
                 _move_out(box)
-            data = related(archive, name)
-            for one in list(root.iter("{*}relIds")):
-                key = next((value for key, value in one.items() if key.endswith("}dm")), "")
-                drawing = next(one.iterancestors("{*}drawing"), None)
-                if drawing is not None and (path := data.pop(key, "")):
-                    _replace(drawing, diagram(archive.read(path)))
             changed[name] = etree.tostring(root)
     if not changed:
         return content
@@ -104,6 +112,26 @@ def _replace(element: Any, lines: list[str]) -> None:
     element.getparent().replace(element, run_of(lines, space, element))
 
 
+def _chart_lines(content: bytes) -> list[str]:
+    with contextlib.suppress(DocumentError, ValueError):  # one that is damaged takes no text away
+        return "\n\n".join(filter(None, chart(parse_xml(content)))).split("\n")
+    return []
+
+
+def _take_newer(element: Any) -> None:
+    """Put what newer versions show in place of a choice whose text older ones lack in part."""
+    newer, older = element.find("{*}Choice"), element.find("{*}Fallback")
+    if newer is None or (older is not None and _letters(newer) in _letters(older)):
+        return
+    for one in list(newer):
+        element.addprevious(one)
+    element.getparent().remove(element)
+
+
+def _letters(choice: Any) -> str:
+    return "".join("".join(one.text or "" for one in choice.iter("{*}t")).split())
+
+
 def _choose(entries: Any) -> None:
     """The entry that is chosen of a field, behind the run that has its list."""
     space = entries.tag.rpartition("}")[0] + "}"
@@ -117,7 +145,7 @@ def _choose(entries: Any) -> None:
 def _move_out(box: Any) -> None:
     """Put the text of a box before its drawing, unless what older versions show in its place has it too."""
     within = next(box.iterancestors("{*}drawing"), None)
-    for choice in box.iterancestors("{http://schemas.openxmlformats.org/markup-compatibility/2006}Choice"):
+    for choice in box.iterancestors(f"{_COMPATIBLE}Choice"):
         within = choice.getparent()
         if within.find("{*}Fallback//{*}txbxContent") is not None:
             return
