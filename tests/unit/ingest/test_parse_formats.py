@@ -369,6 +369,28 @@ def test_docx_has_the_text_that_newer_versions_show() -> None:
     assert only("a.docx", docx(body)) == "one\n\ntwo\n\nnew\n\nin\n\nend"
 
 
+def test_docx_has_the_text_of_documents_that_are_inserted() -> None:
+    def inserting(name: str, content: bytes) -> bytes:
+        relations = (
+            '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">'
+            f'<Relationship Id="i1" Type="{_OFFICE}/aFChunk" Target="/word/{name}"/></Relationships>'
+        )
+        paragraph = "<w:p><w:r><w:t>{}</w:t></w:r></w:p>"
+        body = f'{paragraph.format("start")}<w:altChunk xmlns:r="{_OFFICE}" r:id="i1"/>{paragraph.format("end")}'
+        return docx(body, **{"word/_rels/document.xml.rels": relations, f"word/{name}": content})
+
+    page = b"<html><body><h2>T</h2><p>a<table><tr><th>b<th>c<tr><td>1<td>2</table></body></html>"
+    table = "| b | c |\n| --- | --- |\n| 1 | 2 |"
+    assert only("a.docx", inserting("i.html", page)) == f"start\n\n## T\n\na\n\n{table}\n\nend"
+    assert only("a.docx", inserting("i.dat", docx("<w:p><w:r><w:t>in</w:t></w:r></w:p>"))) == "start\n\nin\n\nend"
+    mail = "MIME-Version: 1.0\n" + parts("related", "Content-Type: text/html\n\n<p>in")
+    assert only("a.docx", inserting("i.mht", mail.encode())) == "start\n\nin\n\nend"
+    for content, text in ((inserting("j.html", page), "start\n\nend\n\n"), (bytes(range(256)), "")):
+        made = parse("a.docx", inserting("i.dat", content))
+        assert [block.text for block in made.blocks] == [f"start\n\n{text}end"]
+        assert made.metadata["left_out"] == "inserted documents: word/i.dat"
+
+
 def test_docx_has_its_charts_as_tables() -> None:
     with zipfile.ZipFile(BytesIO(deck_with("chart", b"-", 1))) as deck:
         chart = next(deck.read(name) for name in deck.namelist() if name.startswith("ppt/charts/chart"))

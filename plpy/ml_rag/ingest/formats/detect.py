@@ -115,7 +115,7 @@ def _is_mail(text: str) -> bool:
         place = header.end()
     names = {name for name, _ in found}
     if names & _OF_PROGRAMS:
-        return len(names & (_OF_PROGRAMS | _SHOWN)) >= 3
+        return "mime-version" in names or len(names & (_OF_PROGRAMS | _SHOWN)) >= 3
     return 3 <= len(names) == len(found) and names <= _SHOWN and "@" in dict(found).get("from", "")
 
 

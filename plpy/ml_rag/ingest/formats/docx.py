@@ -6,6 +6,7 @@ import contextlib
 import re
 import zipfile
 import zlib
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -13,6 +14,7 @@ from ml_rag import abc
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip, parse_xml
 from ml_rag.ingest.formats.common import Request, document
+from ml_rag.ingest.formats.detect import detect
 from ml_rag.ingest.formats.html import html_blocks
 from ml_rag.ingest.formats.ooxml import MATH, chart, diagram, formula, related, run_of
 
@@ -33,18 +35,29 @@ _COMPATIBLE = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
 #: characters with their readings
 _AROUND = ("fldSimple", "dir", "bdo", "ruby", "rubyBase")
 _HAS_SUCH = re.compile(
-    rf"<[\w.-]+:(?:{'|'.join(_AROUND)}|cr|ptab|oMath|relIds|chart|txbx|ddList|AlternateContent)\b".encode()
+    rf"<[\w.-]+:(?:{'|'.join(_AROUND)}|cr|ptab|oMath|relIds|chart|txbx|ddList|AlternateContent|altChunk)\b".encode()
 )
 
 
-def parse_docx(_name: str, content: bytes, request: Request) -> abc.Document:
-    """One block, but for pictures that are described: the format has no page borders. Links keep their text."""
+def parse_docx(_name: str, content: bytes, request: Request, *, is_inserted: bool = False) -> abc.Document:
+    """One block, but for pictures that are described: the format has no page borders. Links keep their text. Documents
+    that are inserted stand in their place, unless it is one itself: a file can be within itself."""
     import mammoth  # type: ignore[import-untyped]
+
+    unread: list[str] = []
+
+    def inserted(name: str, content: bytes) -> str:
+        made = None
+        with contextlib.suppress(DocumentError):
+            made = None if is_inserted else _inserted(name, content, request.language)
+        if made is None or "left_out" in made.metadata:
+            unread.append(name)
+        return "" if made is None else "\n\n".join(block.text for block in made.blocks)
 
     with open_zip(content) as archive:
         check_entities(archive)
         meta = core_properties(archive)
-        content = _without_such(archive, content)
+        content = _without_such(archive, content, inserted)
 
     marks: list[str] = []
 
@@ -60,12 +73,21 @@ def parse_docx(_name: str, content: bytes, request: Request) -> abc.Document:
         return [mammoth.html.element("img", {"src": str(len(marks) - 1)})]
 
     html = mammoth.convert_to_html(BytesIO(content), convert_image=convert_image, style_map=_STYLES).value
-    return document("docx", html_blocks(html, request.pictures, lambda source: marks[int(source)], {}), meta)
+    blocks = html_blocks(html, request.pictures, lambda source: marks[int(source)], {})
+    return document("docx", blocks, meta, f"inserted documents: {', '.join(unread)}" if unread else None)
 
 
-def _without_such(archive: zipfile.ZipFile, content: bytes) -> bytes:
+def _inserted(name: str, content: bytes, language: str | None) -> abc.Document:
+    from ml_rag.ingest.parse import parse
+
+    if detect(name, content, language) == "docx":
+        return parse_docx(name, content, Request(language), is_inserted=True)
+    return parse(name, content, language=language)
+
+
+def _without_such(archive: zipfile.ZipFile, content: bytes, inserted: Callable[[str, bytes], str]) -> bytes:
     """The document with what stands in those elements in their place, formulas, diagrams and charts as text, text boxes
-    as older versions have them."""
+    as older versions have them. ``inserted``: the text of a document, by its name and content."""
     from lxml import etree  # type: ignore[import-untyped]
 
     parts = {name: archive.read(name) for name in archive.namelist() if re.fullmatch(r"word/[^/]*\.xml", name)}
@@ -85,6 +107,13 @@ def _without_such(archive: zipfile.ZipFile, content: bytes) -> bytes:
                     shown = archive.read(path)
                     is_chart = one.tag.endswith("}chart")
                     _replace(drawing, _chart_lines(shown) if is_chart else diagram(shown))
+            for one in list(root.iter(f"{space}altChunk")):
+                key = next((value for key, value in one.items() if key.endswith("}id")), "")
+                if path := data.pop(key, ""):
+                    for text in inserted(path, archive.read(path)).split("\n\n"):
+                        paragraph = one.makeelement(f"{space}p")
+                        paragraph.append(run_of(text.split("\n"), space, one))
+                        one.addprevious(paragraph)
             for one in list(root.iter(f"{_COMPATIBLE}AlternateContent")):
                 _take_newer(one)
             for one in list(root.iter("{*}ddList")):
