@@ -104,12 +104,20 @@ def test_footers_of_slides_are_no_text() -> None:
     assert made.metadata["running_lines"] == ["Acme Inc. 1", "Confidential"]
 
 
-def test_headers_and_footers_of_word_are_no_text() -> None:
+def test_headers_and_footers_of_word_are_metadata_unless_they_are_long() -> None:
     paragraph = "<w:p><w:r><w:t>{}</w:t></w:r></w:p>"
     main = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
-    header = f"<w:hdr {main}>{paragraph.format('Acme Inc.')}</w:hdr>"
-    content = docx(paragraph.format("text"), **{"word/header1.xml": header})  # type: ignore[arg-type]
-    assert [block.text for block in parse("a.docx", content).blocks] == ["text"]
+    box = paragraph.format("Acme &lt;Inc.&gt;</w:t><w:pict><w:txbxContent>{}</w:txbxContent></w:pict><w:t>")
+    header = f"<w:hdr {main}>{box.format(paragraph.format('Since 1900'))}{paragraph.format(7)}</w:hdr>"
+    footer = f"<w:ftr {main}>{paragraph.format('Acme &lt;Inc.&gt;')}{paragraph.format('so &lt; ' * 30)}</w:ftr>"
+    parts = {"word/header1.xml": header, "word/footer1.xml": footer}
+    made = parse("a.docx", docx(paragraph.format("text"), **parts))
+    assert [block.text for block in made.blocks] == [f"text\n\n{'so < ' * 30}".strip()]
+    assert made.metadata["running_lines"] == ["Acme <Inc.>", "Since 1900"]
+    many = "".join(paragraph.format(f"line {n}") for n in range(7))
+    made = parse("a.docx", docx(paragraph.format("text"), **{"word/header1.xml": f"<w:hdr {main}>{many}</w:hdr>"}))
+    assert [block.text for block in made.blocks] == ["text\n\nline 5\n\nline 6"]
+    assert made.metadata["running_lines"] == [f"line {n}" for n in range(5)]
 
 
 def segments(pages: list[str], key: str = "page", **options: Any) -> list[tuple[Any, str]]:

@@ -7,16 +7,18 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable
+from html import escape
 from io import BytesIO
 from typing import Any
 
 from ml_rag import abc
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip, parse_xml
-from ml_rag.ingest.formats.common import Request, document
+from ml_rag.ingest.formats.common import Request, document, one_line
 from ml_rag.ingest.formats.detect import detect
 from ml_rag.ingest.formats.html import html_blocks
 from ml_rag.ingest.formats.ooxml import MATH, chart, diagram, formula, related, run_of
+from ml_rag.ingest.formats.running import LONGEST, SHOWN
 
 # mammoth knows headings; the title styles are left to the caller.
 _STYLES = """
@@ -40,7 +42,8 @@ _HAS_SUCH = re.compile(
 
 
 def parse_docx(_name: str, content: bytes, request: Request, *, is_inserted: bool = False) -> abc.Document:
-    """One block, but for pictures that are described: the format has no page borders. Links keep their text. Documents
+    """One block, but for pictures that are described: the format has no page borders. Links keep their text. Headers
+    and footers are metadata, as those of PDFs; what is more than these have stands at the end. Documents
     that are inserted stand in their place, unless it is one itself: a file can be within itself."""
     import mammoth  # type: ignore[import-untyped]
 
@@ -57,6 +60,7 @@ def parse_docx(_name: str, content: bytes, request: Request, *, is_inserted: boo
     with open_zip(content) as archive:
         check_entities(archive)
         meta = core_properties(archive)
+        lines = _running(archive)
         content = _without_such(archive, content, inserted)
 
     marks: list[str] = []
@@ -73,6 +77,10 @@ def parse_docx(_name: str, content: bytes, request: Request, *, is_inserted: boo
         return [mammoth.html.element("img", {"src": str(len(marks) - 1)})]
 
     html = mammoth.convert_to_html(BytesIO(content), convert_image=convert_image, style_map=_STYLES).value
+    shown = [line for line in lines if len(line) <= LONGEST][:SHOWN]
+    if shown:
+        meta["running_lines"] = shown
+    html += "".join(f"<p>{escape(line)}</p>" for line in lines if line not in shown)
     blocks = html_blocks(html, request.pictures, lambda source: marks[int(source)], {})
     return document("docx", blocks, meta, f"inserted documents: {', '.join(unread)}" if unread else None)
 
@@ -83,6 +91,19 @@ def _inserted(name: str, content: bytes, language: str | None) -> abc.Document:
     if detect(name, content, language) == "docx":
         return parse_docx(name, content, Request(language), is_inserted=True)
     return parse(name, content, language=language)
+
+
+def _running(archive: zipfile.ZipFile) -> list[str]:
+    """The lines of headers and footers, but for those without a letter."""
+    lines = []
+    for name in filter(re.compile(r"word/(?:header|footer)[^/]*\.xml").fullmatch, archive.namelist()):
+        with contextlib.suppress(DocumentError):  # one that is damaged takes no text away
+            root = parse_xml(archive.read(name))
+            for paragraph in root.iter(f"{root.tag.rpartition('}')[0]}}}p"):
+                parts = paragraph.iter("{*}t", "{*}tab", "{*}br")
+                own = (one for one in parts if next(one.iterancestors(paragraph.tag)) is paragraph)
+                lines.append(one_line("".join(one.text or " " for one in own)))
+    return [line for line in dict.fromkeys(lines) if re.search(r"[^\W\d_]", line)]
 
 
 def _without_such(archive: zipfile.ZipFile, content: bytes, inserted: Callable[[str, bytes], str]) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 #: characters of a running line
 LONGEST = 120
 #: different ones that the metadata show
-_SHOWN = 5
+SHOWN = 5
 #: that can be of a page: no part of a name, such as INV-1001, 2024/17 or 0007, or of a value, such as 1.5
 _NUMBER = re.compile(r"(?a:(?<!\w)(?<!\w[/-]))(?<!\d[.,])(?:\d{1,2}|(?!0)\d{3,5})(?!(?a:\w)|[.,-]?\d)")
 #: by how much a number is more than that of the page at most, unless it stands alone: invoices count on from more
@@ -49,7 +49,7 @@ def running(edges: Mapping[int, Sequence[str]]) -> tuple[dict[int, frozenset[str
         for line in lines:
             for key in kinds.intersection(_keys(line, page)):
                 shown.setdefault(key, line)
-    return found, list(dict.fromkeys(shown.values()))[:_SHOWN]
+    return found, list(dict.fromkeys(shown.values()))[:SHOWN]
 
 
 def _keys(line: str, page: int) -> Iterator[_Key]:
