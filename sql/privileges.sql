@@ -60,6 +60,7 @@ DECLARE
   _granted record;
   _names text[];
   _objects text[];
+  _table name;
 BEGIN
   -- before the first REVOKE, which records what a dump takes for the privileges that they come with
   ALTER FUNCTION ml_rag._keep_keywords() OWNER TO ml_rag_internal;
@@ -72,10 +73,13 @@ BEGIN
   EXECUTE format('REVOKE ALL ON ALL SEQUENCES IN SCHEMA ml_rag, ml_rag_internal FROM %s', _others);
   EXECUTE format('REVOKE ALL ON ROUTINE %s FROM %s', array_to_string(_routines, ', '), _others);
 
-  GRANT SELECT, INSERT, UPDATE, DELETE ON ml_rag_internal.keyword_store, ml_rag_internal.keyword_row,
-    ml_rag_internal.keyword_new, ml_rag_internal.keyword_gone, ml_rag_internal.keyword_owed,
-    ml_rag_internal.keyword_run, ml_rag_internal.keyword_posting, ml_rag_internal.table_embedding
-    TO ml_rag_internal;
+  -- policies, as pg_read_all_data and pg_write_all_data have every privilege
+  FOREACH _table IN ARRAY '{keyword_store,keyword_row,keyword_new,keyword_gone,keyword_owed,keyword_run,'
+      'keyword_posting,table_embedding}'::name[] LOOP
+    EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON ml_rag_internal.%1$I TO ml_rag_internal;'
+      ' CREATE POLICY internal ON ml_rag_internal.%1$I TO ml_rag_internal USING (true);'
+      ' ALTER TABLE ml_rag_internal.%1$I ENABLE ROW LEVEL SECURITY', _table);
+  END LOOP;
   GRANT USAGE ON SEQUENCE ml_rag_internal.keyword_number TO ml_rag_internal;
 
   FOR _granted IN SELECT g.* FROM (VALUES

@@ -25,7 +25,8 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._keep_keywords() RETURNS trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM CURRENT
+SET row_security = on AS $$
 -- purpose: what a statement did to a table, done to its index
 -- Security definer because whoever writes the table may not write its index otherwise. All it reads are the
 -- rows of that statement, in columns of built-in types; never the table, whose policies and indexes may be
@@ -274,7 +275,7 @@ $$;
 CREATE FUNCTION ml_rag._settle_keywords() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 -- each row is looked up by its key: what was deleted is still in the table
-SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+SET search_path FROM CURRENT SET row_security = on SET enable_seqscan = off AS $$
 -- purpose: what is owed when a transaction ends has changed with triggers off: what the index has of those
 -- keys from before goes; of all of them at once
 -- Writes: ml_rag_internal.keyword_row, keyword_gone, keyword_owed

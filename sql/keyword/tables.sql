@@ -129,12 +129,14 @@ END
 $$;
 SELECT pg_catalog.pg_extension_config_dump('ml_rag_internal.keyword_number', '');
 
--- Nobody reads or writes these tables but their owner, so that neither results nor plans of others tell what
+-- Only ml_rag_internal reads and writes these tables, so that neither results nor plans of others tell what
 -- they hold. backend/rights.py says how a caller's search gets at them all the same.
 
 CREATE FUNCTION ml_rag._read_as_owner() RETURNS void
 LANGUAGE plpython3u STABLE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path FROM CURRENT
+-- off is an error where a policy applies
+SET row_security = on
 -- planning its statements anew for each query takes longer than all the rest
 SET plan_cache_mode = force_generic_plan
 -- the cost that the planner sees grows with the index, so it would compile; what is read does not
@@ -149,6 +151,7 @@ $$;
 CREATE FUNCTION ml_rag._write_as_owner() RETURNS void
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path FROM CURRENT
+SET row_security = on
 SET plan_cache_mode = force_generic_plan
 AS $$
 # purpose: run what backend/rights.py holds ready; by itself it does nothing

@@ -13,7 +13,7 @@ from ml_rag.backend.keyword import TIES
 from support.cluster import Connection, Database, noticed, value_of
 from support.keywords import SCORES, enable, keyword_store, runs, search, waiting
 from support.processes import wait_until
-from support.stores import error
+from support.stores import error, mark
 
 SPY = """
 CREATE TABLE own.who (name text);
@@ -371,6 +371,44 @@ def test_nobody_writes_the_tables_by_statements_of_ones_own(owner: Connection, a
         " AND c.relname <> 'keyword_index' AND a.grantee NOT IN (c.relowner, 'ml_rag_internal'::regrole)"
     ).fetchall()
     assert granted == []
+
+
+def test_who_may_read_and_write_all_data_reads_and_writes_no_words(
+    db: Database, owner: Connection, attacker: Connection
+) -> None:
+    """pg_read_all_data has SELECT on all tables, but policies hold for it: those of the indexed tables, too."""
+    enable(attacker, "own.t", json.dumps({"statistics": "visible"}))
+    attacker.execute("INSERT INTO own.t SELECT i, 'zanzibar' FROM generate_series(2, 1100) AS i")
+    attacker.execute("INSERT INTO own.t VALUES (2000, 'wolf'); DELETE FROM own.t WHERE id = 2")
+    attacker.execute("ALTER TABLE own.t ENABLE ROW LEVEL SECURITY")
+    stranger = db.connect("stranger")
+    name = sql.Identifier(db.role("stranger"))
+    owner.execute(sql.SQL("GRANT pg_read_all_data, pg_write_all_data TO {}").format(name))
+    try:
+        for table in TABLES:
+            everything = f"SELECT FROM ml_rag_internal.keyword_{table}"
+            assert owner.execute(everything).rowcount > 0, table
+            assert stranger.execute(everything).rowcount == 0, table
+            assert stranger.execute(f"UPDATE ml_rag_internal.keyword_{table} SET store = store").rowcount == 0, table
+            assert stranger.execute(f"DELETE FROM ml_rag_internal.keyword_{table}").rowcount == 0, table
+            with error("42501", ours=False):
+                stranger.execute(f"INSERT INTO ml_rag_internal.keyword_{table} (store) VALUES ('own.t'::regclass)")
+    finally:
+        owner.execute(sql.SQL("REVOKE pg_read_all_data, pg_write_all_data FROM {}").format(name))  # of the cluster
+
+
+def test_row_security_off_disturbs_neither_writes_nor_searches(attacker: Connection) -> None:
+    """As pg_restore sets it for the session that writes the rows."""
+    attacker.execute("SET row_security = off")
+    enable(attacker, "own.t")
+    attacker.execute("INSERT INTO own.t SELECT i, 'wolf' FROM generate_series(2, 1100) AS i")
+    attacker.execute("WITH gone AS (DELETE FROM own.t WHERE id = 3) UPDATE own.t SET segment = 'cat' WHERE id = 4")
+    attacker.execute("SELECT ml_rag.merge_keyword_index('own.t')")
+    mark(attacker, "own.t")
+    options = '{"vector_store": ["own.t"], "semantic_search": false, "keyword_search": true}'
+    found = attacker.execute("SELECT segment FROM ml_rag_search('cat', %s)", (options,)).fetchall()
+    assert found == [("cat",)]
+    attacker.execute("SELECT ml_rag.disable_keyword_search('own.t')")
 
 
 def test_an_index_is_made_of_the_rows_of_the_table_alone(attacker: Connection) -> None:
