@@ -783,10 +783,23 @@ def test_a_function_splits(owner: Connection, librarian: Connection, language: s
 def test_the_first_call_of_a_session_may_wait_for_the_model(
     db: Database, owner: Connection, loader: Connection
 ) -> None:
-    """A load by a function embeds over a connection of its own, which looks at interrupts as the other one does."""
+    """While the reply to the load is still being read; over another connection, which looks at interrupts, too."""
     owner.execute(CLAUSES.format(language="sql", body=SPLITTERS["sql"]))
     loader.execute("SELECT ml_rag.create_store('public.notes', '{\"embed_model_id\": \"fake-embed-slow\"}')")
     assert load(connect_as_loader(db), "heron")["segments"] == 1
+
+
+def test_a_splitter_may_ask_a_model(owner: Connection, librarian: Connection) -> None:
+    """While the reply to the load, of several documents, is still being read."""
+    body = "SELECT $1 FROM public.ml_embed_row($1, NULL) AS v WHERE v IS NOT NULL"
+    owner.execute(CLAUSES.format(language="sql", body=body))
+    names = [f"{i}.txt" for i in range(5)]
+    result = value_of(
+        librarian,
+        "SELECT ml_rag.load_documents('notes', %s, %s, %s)",
+        (names, [name.encode() for name in names], Jsonb(BY_CLAUSE)),
+    )
+    assert result["documents"]["loaded"] == 5
 
 
 def test_segments_know_their_page(owner: Connection, librarian: Connection) -> None:

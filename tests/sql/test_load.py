@@ -63,6 +63,20 @@ def test_a_folder_that_cannot_be_read_is_reported_and_does_not_stop_the_others(
     assert len(messages) == 1
 
 
+def test_a_trigger_of_the_store_may_ask_a_model(
+    owner: Connection, loader: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    """While the reply to the load is still being read."""
+    loader.execute("SELECT ml_rag.create_store('public.docs', '{\"embed_model_id\": \"fake-embed\"}')")
+    loader.execute(
+        "CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM public.ml_embed_row(NEW.segment, NULL); RETURN NEW; END $$;"
+        "CREATE TRIGGER note BEFORE INSERT ON docs FOR EACH ROW EXECUTE FUNCTION public.note()"
+    )
+    write(folder, a="alpha one\n\nalpha two", b="beta", c="gamma")
+    assert counts(load(loader, f"{folder}/")) == {"loaded": 3}
+
+
 @pytest.mark.parametrize("encoding", ["UTF8", "LATIN1"])
 def test_names_whatever_the_locale_and_the_encoding_of_the_database(
     cluster: Cluster, model_server: str, folder: Path, encoding: str

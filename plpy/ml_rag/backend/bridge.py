@@ -670,9 +670,7 @@ def load_files(plpy: Any, job_text: str, former: str | None) -> str:
 
 
 def _embedder(plpy: Any) -> Callable[[list[str], str], list[str]]:
-    """Embeds by a connection of its own: the stream of parsed documents keeps the session's busy."""
-    connection = ModelServer(server(plpy).address, functools.partial(_interrupt, plpy))
-    return lambda texts, model_id: _embed.embed(connection, texts, model_id, "document")
+    return lambda texts, model_id: _embed.embed(server(plpy), texts, model_id, "document")
 
 
 def _splitter(

@@ -13,7 +13,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from ml_rag.backend import calls
@@ -309,10 +309,21 @@ class ModelServer:
             self._interrupt()
             time.sleep(min(left, POLL_SECONDS))
 
-    def stream(self, path: str, body: bytes, content_type: str) -> Iterator[Any]:
-        """The JSON of each line of the reply, at least one, as it arrives."""
-        with self._reply("POST", path, body, content_type) as reply:
-            yield from map(_parsed, reply.lines())
+    def stream(self, path: str, body: bytes, content_type: str) -> Generator[Any, None, None]:
+        """The JSON of each line of the reply, at least one, as it arrives. Closed early, it makes the server stop.
+
+        The connection is its own meanwhile: what is done with a line, by a trigger say, may ask the model server, too.
+        """
+        apart = ModelServer(self.address, self._interrupt)
+        apart._sock, self._sock = self._sock, None
+        try:
+            with apart._reply("POST", path, body, content_type) as reply:
+                yield from map(_parsed, reply.lines())
+        finally:
+            if self._sock is None:
+                self._sock = apart._sock
+            else:
+                apart.close()
 
 
 def _json(payload: Any) -> bytes:

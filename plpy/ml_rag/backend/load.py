@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -239,9 +240,8 @@ class Loader:
     def _receive(self, uploads: list[Upload]) -> None:
         body, content_type = multipart(self._request, uploads)
         waiting = dict(enumerate(uploads))
-        complete = False
-        try:
-            for index, reply in documents(self._server.stream("/v1/documents", body, content_type), waiting):
+        with contextlib.closing(self._server.stream("/v1/documents", body, content_type)) as lines:
+            for index, reply in documents(lines, waiting):
                 upload = waiting.pop(index)
                 try:
                     self._write(upload, reply)
@@ -250,10 +250,6 @@ class Loader:
                 for _ in reply:
                     pass  # what is left of one that failed
                 self._tell_counts()
-            complete = not waiting
-        finally:
-            if not complete:
-                self._server.close()  # which makes the model server stop
         if waiting:
             raise nonsense(f"{len(waiting)} of {len(uploads)} documents are missing")
 

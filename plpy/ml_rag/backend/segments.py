@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from codecs import BOM_UTF8
@@ -27,17 +28,14 @@ def embed(server: ModelServer, texts: list[str], request: dict[str, Any]) -> dic
     waiting = set(range(len(texts)))
     found: dict[int, list[tuple[int, str, str, str]]] = {}
     errors: list[dict[str, Any] | None] = [None] * len(texts)
-    try:
-        for i, reply in documents(server.stream("/v1/documents", body, content_type), waiting):
+    with contextlib.closing(server.stream("/v1/documents", body, content_type)) as stream:
+        for i, reply in documents(stream, waiting):
             waiting.remove(i)
             lines = list(reply)
             try:
                 found[i] = _segments(lines)
             except (DocumentError, EngineFailed) as e:
                 errors[i] = {"sqlstate": e.sqlstate, "message": e.message, "detail": e.detail}
-    finally:
-        if waiting:
-            server.close()  # which makes the model server stop
     if waiting:
         raise nonsense(f"{len(waiting)} of {len(texts)} texts are missing")
     all_found = [(i + 1, *segment) for i in sorted(found) for segment in found[i]]

@@ -61,6 +61,33 @@ def test_the_connection_is_kept(start: Callable[..., HostileServer]) -> None:
     assert server.requests[0].startswith(b"GET /healthz HTTP/1.1\r\n")
 
 
+def test_a_stream_that_is_being_read_leaves_room_for_another_request(start: Callable[..., HostileServer]) -> None:
+    lines_of_two = b"1\n" + b" " * 200_000 + b"2\n"  # more than is received at once
+
+    def answer(sock: socket.socket, request: bytes) -> None:
+        reply({"n": 1} if request.startswith(b"GET") else lines_of_two)(sock, request)
+
+    server = start(answer)
+    client = connect(server.address, never)
+    for _ in range(3):
+        lines = client.stream("/", b"", "")
+        assert next(lines) == 1
+        assert client.call("GET", "/healthz") == {"n": 1}
+        inner = client.stream("/", b"", "")
+        assert [next(inner), list(lines), list(inner)] == [1, [2], [2]]
+        assert [list(client.stream("/", b"", "")), client.call("GET", "/healthz")] == [[1, 2], {"n": 1}]
+    assert server.connections <= 7  # one is kept
+    client.close()
+
+
+def test_a_stream_that_is_closed_early_closes_its_connection(start: Callable[..., HostileServer]) -> None:
+    server = start(reply(b"1\n2\n"))
+    lines = connect(server.address, never).stream("/", b"", "")
+    assert next(lines) == 1
+    lines.close()
+    assert server.gone.wait(10)
+
+
 def test_a_name_that_is_no_text_is_sent_as_it_is(start: Callable[..., HostileServer]) -> None:
     server = start(reply({}))
     for name in ("\u00fc\N{GRINNING FACE}\x01", "\u00fc\udc80"):
