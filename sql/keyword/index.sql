@@ -516,6 +516,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 DECLARE
   _index ml_rag_internal.keyword_store := ml_rag._keyword_definition(store, options);
   _relation text := ml_rag._full_name(store);
+  _table text;
 BEGIN
   PERFORM ml_rag._progress(call, _relation, 'waiting for writers');
   IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
@@ -541,6 +542,12 @@ BEGIN
       WHERE c.oid = store), -1));
   PERFORM ml_rag._python('build_keyword_index', jsonb_build_array(
     to_jsonb(_index) || jsonb_build_object('store', store::oid::bigint), call));
+EXCEPTION WHEN program_limit_exceeded THEN
+  GET STACKED DIAGNOSTICS _table = TABLE_NAME;
+  IF _table = 'keyword_row' THEN
+    PERFORM ml_rag._raise_of_long_key(store, _index.key);
+  END IF;
+  RAISE;
 END
 $$;
 
@@ -608,7 +615,8 @@ primary key or a unique key without nulls; it can be partitioned, and is named a
 the rows of all its partitions. It cannot be inherited, foreign or a view. Meanwhile writers wait, readers do
 not. After ATTACH or DETACH PARTITION: call it again.
 options: SELECT * FROM ml_rag.option WHERE routine = 'enable_keyword_search'. Errors: 22023 bad option; 42P01;
-42501 not the owner; 55000 no such key, a table that cannot have one, or numpy is missing.$$;
+42501 not the owner; 54000 a key that is too long; 55000 no such key, a table that cannot have one, or numpy
+is missing.$$;
 
 CREATE FUNCTION ml_rag.merge_keyword_index(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$

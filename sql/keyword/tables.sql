@@ -222,6 +222,29 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._raise_of_long_key(relation regclass, key name[]) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: the error of an index that takes less of a key than that of the table, as it has more beside it;
+-- PostgreSQL's names the index
+-- Reads: the table, as the caller
+DECLARE
+  _bytes integer;
+  _begins text;
+BEGIN
+  PERFORM ml_rag._hold(ARRAY[relation::oid]);  -- what failed has given back its locks
+  EXECUTE format('SELECT %s, left(concat_ws('', '', %s), 40) FROM %s AS t ORDER BY 1 DESC LIMIT 1',
+    (SELECT string_agg(format('pg_column_size(t.%I)', k), ' + ') FROM unnest(key) AS k),
+    (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place)
+      FROM unnest(key) WITH ORDINALITY AS u (k, place)),
+    ml_rag._indexed_rows(relation)) INTO _bytes, _begins;
+  RAISE EXCEPTION USING ERRCODE = '54000',
+    MESSAGE = format('a key of "%s" is too long for an index', relation),
+    DETAIL = format('Key (%s) of a row has %s bytes and begins with %s.', array_to_string(key, ', '), _bytes,
+      _begins),
+    HINT = 'There is room for about 2600 bytes. Use a shorter primary key, such as a bigint.';
+END
+$$;
+
 CREATE FUNCTION ml_rag._has_key(relation oid, key name[]) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether an index of a relation keeps these columns unique and not null  Reads: the catalog

@@ -159,6 +159,7 @@ DECLARE
   _source record;
   _name text;
   _grantee oid;
+  _table text;
 BEGIN
   SELECT n.nspname, left(c.relname, 54) || '_segments' AS name, c.relkind, c.relowner::regrole AS owner,
     c.relacl INTO _source
@@ -208,6 +209,12 @@ BEGIN
   EXECUTE (ml_rag._segment_statements(relation, 'ALL'))[1];
   EXECUTE format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', _name);
   RETURN _name::regclass;
+EXCEPTION WHEN program_limit_exceeded THEN
+  GET STACKED DIAGNOSTICS _table = TABLE_NAME;
+  IF _table = _source.name THEN
+    PERFORM ml_rag._raise_of_long_key(relation, _key.key);
+  END IF;
+  RAISE;
 END
 $$;
 

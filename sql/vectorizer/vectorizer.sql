@@ -211,8 +211,8 @@ have changed since are embedded again.
 options: SELECT * FROM ml_rag.option WHERE routine IN ('create_vectorizer', 'index').
 Errors: 22023 bad option, no such column, a type whose text depends on settings; 25006 read-only; 42701 a
 column of that name, or those of a former vectorizer with other options; 42710 it has a vectorizer; 42P01;
-42501; 55000 no primary key, or a table or isolation level that it cannot do; 55P03 lock_timeout; 08006;
-53300; 57014; 38000.$$;
+42501; 54000 a key that is too long; 55000 no primary key, or a table or isolation level that it cannot do;
+55P03 lock_timeout; 08006; 53300; 57014; 38000.$$;
 
 CREATE FUNCTION ml_rag.drop_vectorizer(relation regclass, options jsonb DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+import string
 from typing import Any
 
 import psycopg
@@ -277,6 +279,21 @@ def test_keys_of_awkward_text_and_columns_of_awkward_names(owner: Connection) ->
     owner.execute('UPDATE "My ""Docs" SET "T%ext" = \'dog\'')
     owner.execute('DELETE FROM "My ""Docs" WHERE "a ""key""" <> \'\\\'')
     assert owner.execute("SELECT key FROM ml_rag_internal.keyword_row").fetchall() == [(r'{"\\",1.50}',)]
+
+
+def test_a_key_that_is_too_long_is_named(owner: Connection) -> None:
+    """An index of PostgreSQL takes 2704 bytes of it and of what stands next to it."""
+    owner.execute("CREATE TABLE docs (id text PRIMARY KEY, segment text, segment_embedding vector(3))")
+    owner.execute("INSERT INTO docs SELECT i || repeat('x', 100000), 'fox' FROM generate_series(1, 9) AS i")
+    enable(owner)  # these are compressed
+    owner.execute("SELECT ml_rag.disable_keyword_search('docs')")
+    long = "".join(random.Random(1).choices(string.ascii_letters + string.digits, k=2680))
+    owner.execute("INSERT INTO docs VALUES (%s, 'fox')", (long,))
+    with error("54000", 'docs" is too long for an index') as caught:
+        enable(owner)
+    assert caught.detail == f"Key (id) of a row has 2680 bytes and begins with {long[:40]}."
+    owner.execute("DELETE FROM docs WHERE id = %s", (long,))
+    enable(owner)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
+import string
 from typing import Any
 
 import pytest
@@ -51,6 +53,21 @@ def test_a_long_text_is_found_by_each_of_its_segments(notes: Connection) -> None
     assert [row[2] for row in found] == ["two"]
     wide = search(notes, "third one", {"n_citations": 1, "retrieval_options": {"segment_overlap": 1}})
     assert wide[0][5] == "second of glass\nthird one"
+
+
+@pytest.mark.parametrize(
+    ("keyword_search", "length", "key"),
+    [(False, 2692, 'notes" is too long for an index\nKey (name)'), (True, 2680, 'notes_segments" is too long for an')],
+)
+def test_a_key_that_is_too_long_is_named(
+    owner: Connection, models: ModelsServer, keyword_search: bool, length: int, key: str
+) -> None:
+    """The key of the segments has a number, too."""
+    owner.execute("CREATE TABLE notes (name text PRIMARY KEY, body text)")
+    long = "".join(random.Random(1).choices(string.ascii_letters + string.digits, k=length))
+    owner.execute("INSERT INTO notes VALUES ('short', 'glass'), (%s, 'a tent')", (long,))
+    with error("54000", key, f"and begins with {long[:40]}"):
+        create(owner, "notes", "{body}", destination="table", keyword_search=keyword_search)
 
 
 @pytest.mark.parametrize(
