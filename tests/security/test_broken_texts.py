@@ -113,6 +113,24 @@ def test_a_key_that_is_broken_keeps_no_run_of_a_vectorizer_going(
     assert (result["embedded"], result["pending"]) == (2, 0)
 
 
+@pytest.mark.parametrize("destination", ["column", "table"])
+def test_a_text_that_is_broken_fails_alone_in_a_run_of_a_vectorizer(
+    writer: Connection, owner: Connection, destination: str
+) -> None:
+    """Read by PL/Python it is another one, whose embedding was not its own: each run embedded it again."""
+    owner.execute("CREATE TABLE items (id integer PRIMARY KEY, name text); GRANT INSERT ON items TO ml_rag_user")
+    create(owner, columns="name", destination=destination, keyword_search=False)
+    writer.execute("INSERT INTO items VALUES (1, 'a ' || pg_temp.broken()), (2, 'chair')")
+    ((result,),) = owner.execute("CALL ml_rag.run_vectorizer('items')").fetchall()
+    assert (result["embedded"], result["failed"], result["pending"]) == (1, 1, 0)
+    failed = owner.execute("SELECT key, sqlstate, next_attempt::text FROM ml_rag.vectorizer_error").fetchall()
+    assert failed == [("{1}", "22021", "infinity")]
+    owner.execute("UPDATE items SET name = 'lamp' WHERE id = 1")
+    ((result,),) = owner.execute("CALL ml_rag.run_vectorizer('items')").fetchall()
+    assert (result["embedded"], result["failed"], result["pending"]) == (1, 0, 0)
+    assert owner.execute("SELECT FROM ml_rag.vectorizer_error").rowcount == 0
+
+
 @pytest.mark.parametrize("parent", ["segment", "document"])
 def test_nor_one_that_makes_nodes(writer: Connection, owner: Connection, parent: str) -> None:
     owner.execute(

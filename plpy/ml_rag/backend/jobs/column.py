@@ -182,7 +182,7 @@ class Column(Derived):
     def _read_rows(self, places: list[str], keys: list[str]) -> Steps[Batch]:
         """The texts of rows, read after the claim: another run may have finished one before that.
 
-        Texts that are empty or too long get their errors here; of one that is too long only the beginning is read.
+        Texts that are empty, too long or not valid get their errors here; of a too long one only the beginning is read.
         """
         found = yield from run(
             f"""
@@ -190,6 +190,9 @@ class Column(Derived):
               CASE WHEN r.bytes > 1000000 THEN left(r.text, 100) ELSE r.text END, CASE
               WHEN r.bytes > 1000000 THEN json_build_object('sqlstate', '54000', 'message', 'the text is too long',
                 'detail', format('It has %s bytes; at most 1000000 are embedded.', r.bytes), 'final', true,
+                'text_hash', ml_rag._text_hash(r.text))
+              WHEN NOT ml_rag._is_text(r.text) THEN json_build_object('sqlstate', '22021', 'message',
+                'the text is not valid in the encoding of the database', 'final', true,
                 'text_hash', ml_rag._text_hash(r.text))
               WHEN coalesce(r.text, '') !~ '[^[:space:]]' THEN
                 json_build_object('sqlstate', '22023', 'message', 'the text is empty', 'final', true) END) ORDER BY r.n)
