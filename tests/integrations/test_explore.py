@@ -897,7 +897,10 @@ def test_markdown_is_text_with_tables_and_marked_passages() -> None:
         assert shown in marked.markdown(given), given
     assert "href" not in marked.markdown("[a](javascript:x) <https://example.org>")
     # in the marks' own characters, beyond the end, in the middle of a mark
-    assert marked.markdown("a\ue000b", [{"start": 0, "end": 99}]) == "<p><mark>a b</mark></p>\n"
+    assert marked.markdown("a\ufdd0b", [{"start": 0, "end": 99}]) == "<p><mark>a b</mark></p>\n"
+    # nor does a reference to a character that is kept for itself
+    planted = "".join(f"&#x{place:x}; &#{place};" for place in (0xE000, 0xE001, 0xFDD0, 0xFDD1))
+    assert "<mark" not in marked.markdown(f"a {planted} `b {planted}`\n\n    {planted}\n")
 
 
 def test_a_table_that_would_be_shown_without_end_is_shown_as_text() -> None:

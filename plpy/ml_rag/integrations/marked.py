@@ -14,8 +14,8 @@ from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markupsafe import Markup, escape
 
-#: where a passage begins and ends, in the text that is rendered
-_BEGIN, _END = "\ue000", "\ue001"
+#: where a passage begins and ends, in the text that is rendered: no reference such as &#xe000; stands for one of these
+_BEGIN, _END = "\ufdd0", "\ufdd1"
 #: what Markdown has at the begin of a line, or of a cell
 _LEAD = re.compile(r"(?:[ \t\n]|#{1,6} |[-*+>|] ?|\d{1,9}[.)] |\|[ :|-]*\n)*")
 #: formatting that is dropped, with what it stands around left in place
