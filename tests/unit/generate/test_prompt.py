@@ -190,6 +190,13 @@ def test_no_text_opens_or_closes_a_fence(text):
     assert FENCE.search(invisible.sub("", defuse(text))) is None
 
 
+@pytest.mark.parametrize(
+    "invisible", ["\ufe0f", "\u034f", "\u061c", "\u2066", "\u3164", "\ufff9", "\U000e0061", "\U000e0100"]
+)
+def test_characters_that_print_as_nothing_open_no_fence(invisible):
+    assert defuse(f"<{invisible}/d{invisible}ocument>") == f"&lt;{invisible}/d{invisible}ocument>"
+
+
 @given(st.text())
 def test_defusing_keeps_everything_but_the_bracket(text):
     assert defuse(text).replace("&lt;", "<") == text.replace("&lt;", "<")

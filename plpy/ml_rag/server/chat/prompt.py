@@ -94,8 +94,12 @@ LANGUAGES: dict[str, str] = {
 }  # fmt: skip
 _LANGUAGE_NAME = re.compile(r"[^\W\d_][\w()' -]{1,39}")
 
-# A tag of a fence, also when spaces or characters that print as nothing stand between its letters.
-_INVISIBLE = "\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff"
+# A tag of a fence, also when spaces or characters that print as nothing stand between its letters: those that Unicode
+# calls default-ignorable, and the marks of annotations.
+_INVISIBLE = (
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
+    "\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
 _FENCED = "|".join(f"[{_INVISIBLE}]*".join(word) for word in ("document", "conversation"))
 _FENCE = re.compile(rf"<(?=[\s/{_INVISIBLE}]*(?:{_FENCED}))", re.IGNORECASE)
 # Names of control tokens as chat templates in use write them: ChatML, Llama 3, Phi, Granite, DeepSeek; Gemma and all
