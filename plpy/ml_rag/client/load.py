@@ -180,7 +180,7 @@ class Client:
         return set(self._values(query, list(hashes), list(hashes.values()), Jsonb(self._options_of(hashes))))
 
     def kept(self, names: Sequence[str]) -> dict[str, list[str | None]]:
-        """Of documents that the store has, as a row of it says, which anybody may have written: the hash of their
+        """Of documents that the store has, as rows of it say, which a load need not have written: the hash of their
         content, its size, and when the file was last changed."""
         return {name: row for name, *row in self._values(_KEPT, list(names))}
 

@@ -87,7 +87,7 @@ def test_sentences_stand_in_the_order_of_the_documents_with_their_markers() -> N
     assert say("London limit, dinner costs", TRAVEL, MEALS, sentences=2, markers=1).endswith("40 euros.")
 
 
-def test_numbers_in_brackets_of_a_document_are_no_markers() -> None:
+def test_numbers_in_brackets_of_a_document_are_not_markers() -> None:
     text = "Dinner costs 40 euros [1], [2, 3] or 【1】 [1](http://a.example) [[1]2] [Document 1]."
     assert say("dinner costs", text) == text
     said = say("dinner costs", text, MEALS, markers=2)
