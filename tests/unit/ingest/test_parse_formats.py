@@ -391,6 +391,30 @@ def test_docx_has_the_text_of_documents_that_are_inserted() -> None:
         assert made.metadata["left_out"] == "inserted documents: word/i.dat"
 
 
+@pytest.mark.parametrize(
+    "dangling",
+    [
+        f'<w:hyperlink xmlns:r="{_OFFICE}" r:id="no"><w:r><w:t>text</w:t></w:r></w:hyperlink>',
+        '<w:r><w:t>text</w:t><w:footnoteReference w:id="9"/></w:r>',
+        (
+            '<w:r><w:t>text</w:t><w:drawing><wp:inline xmlns:wp="http://schemas.openxmlformats.org/drawingml/2006/'
+            f'wordprocessingDrawing"><a:graphic xmlns:a="{_DRAWING}"><a:graphicData><pic:pic xmlns:pic="http://schemas.'
+            f'openxmlformats.org/drawingml/2006/picture"><pic:blipFill><a:blip xmlns:r="{_OFFICE}" r:embed="no"/>'
+            "</pic:blipFill></pic:pic></a:graphicData></a:graphic></wp:inline></w:drawing></w:r>"
+        ),
+    ],
+    ids=["link", "note", "picture"],
+)
+def test_docx_that_refers_to_what_it_lacks_has_its_text(dangling: str) -> None:
+    link = f'<w:hyperlink xmlns:r="{_OFFICE}" r:id="r1"><w:r><w:t> and more</w:t></w:r></w:hyperlink>'
+    relations = (
+        '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">'
+        f'<Relationship Id="r1" Type="{_OFFICE}/hyperlink" Target="https://a" TargetMode="External"/></Relationships>'
+    )
+    content = docx(f"<w:p>{dangling}{link}</w:p>", **{"word/_rels/document.xml.rels": relations})
+    assert only("a.docx", content) == "text and more"
+
+
 def test_docx_has_its_charts_as_tables() -> None:
     with zipfile.ZipFile(BytesIO(deck_with("chart", b"-", 1))) as deck:
         chart = next(deck.read(name) for name in deck.namelist() if name.startswith("ppt/charts/chart"))

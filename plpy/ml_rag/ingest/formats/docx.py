@@ -32,6 +32,12 @@ i => span
 br[type='page'] => br
 br[type='column'] => br
 """
+_PART = re.compile(r"word/[^/]*\.xml")
+#: what attributes that name a part begin with, in either kind of OOXML
+_RELATED = (
+    "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}",
+    "{http://purl.oclc.org/ooxml/officeDocument/relationships}",
+)
 _COMPATIBLE = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
 #: elements that mammoth leaves out with the text in them: fields such as the number of a caption, directions of text,
 #: characters with their readings
@@ -76,7 +82,14 @@ def parse_docx(_name: str, content: bytes, request: Request, *, is_inserted: boo
         marks.append(mark)
         return [mammoth.html.element("img", {"src": str(len(marks) - 1)})]
 
-    html = mammoth.convert_to_html(BytesIO(content), convert_image=convert_image, style_map=_STYLES).value
+    def convert(content: bytes) -> str:
+        html: str = mammoth.convert_to_html(BytesIO(content), convert_image=convert_image, style_map=_STYLES).value
+        return html
+
+    try:
+        html = convert(content)
+    except KeyError:
+        html = convert(_without_dangling(content))
     shown = [line for line in lines if len(line) <= LONGEST][:SHOWN]
     if shown:
         meta["running_lines"] = shown
@@ -111,7 +124,7 @@ def _without_such(archive: zipfile.ZipFile, content: bytes, inserted: Callable[[
     as older versions have them. ``inserted``: the text of a document, by its name and content."""
     from lxml import etree  # type: ignore[import-untyped]
 
-    parts = {name: archive.read(name) for name in archive.namelist() if re.fullmatch(r"word/[^/]*\.xml", name)}
+    parts = {name: archive.read(name) for name in archive.namelist() if _PART.fullmatch(name)}
     changed = {}
     for name, part in parts.items():
         if _HAS_SUCH.search(part):
@@ -144,8 +157,34 @@ def _without_such(archive: zipfile.ZipFile, content: bytes, inserted: Callable[[
             for box in list(root.iter("{*}txbxContent")):
                 _move_out(box)
             changed[name] = etree.tostring(root)
-    if not changed:
-        return content
+    return _with_parts(archive, changed) if changed else content
+
+
+def _without_dangling(content: bytes) -> bytes:
+    """The document without references to what it does not have, such as the address of a link, or a note."""
+    from lxml import etree
+
+    with open_zip(content) as archive:
+        parts = {name: parse_xml(archive.read(name)) for name in archive.namelist() if _PART.fullmatch(name)}
+        for name, root in parts.items():
+            space = root.tag.rpartition("}")[0] + "}"
+            relations = name.replace("word/", "word/_rels/") + ".rels"
+            known = parse_xml(archive.read(relations)) if relations in archive.NameToInfo else ()
+            ids = {one.get("Id") for one in known}
+            for one in root.iter("*"):
+                for key, value in one.items():
+                    if key.startswith(_RELATED) and value not in ids:
+                        del one.attrib[key]
+            for kind in ("footnote", "endnote"):
+                notes = parts.get(f"word/{kind}s.xml", ())
+                there = {note.get(f"{space}id") for note in notes}
+                for one in list(root.iter(f"{space}{kind}Reference")):
+                    if one.get(f"{space}id") not in there:
+                        one.getparent().remove(one)
+        return _with_parts(archive, {name: etree.tostring(root) for name, root in parts.items()})
+
+
+def _with_parts(archive: zipfile.ZipFile, changed: dict[str, bytes]) -> bytes:
     out = BytesIO()
     with zipfile.ZipFile(out, "w") as made:
         for name in dict.fromkeys(archive.namelist()):
