@@ -609,6 +609,30 @@ def test_xlsx_has_a_block_a_sheet_and_values_as_people_write_them() -> None:
     ]
 
 
+def test_numbers_in_a_sheet_keep_the_zeros_that_they_are_shown_with() -> None:
+    book = openpyxl.Workbook()
+    for value, number_format in ((1067, "00000"), (123456, "00000"), (-7, "000"), (7, "0"), (1.5, "00"), (0.25, "0%")):
+        book.active.append([value])
+        book.active.cell(book.active.max_row, 1).number_format = number_format
+    out = BytesIO()
+    book.save(out)
+    assert blocks("a.xlsx", out.getvalue())[0][0].split("\n\n") == ["01067", "123456", "-007", "7", "1.5", "0.25"]
+
+
+def test_formulas_in_a_sheet_without_a_value_are_named() -> None:
+    rows: list[list[object]] = [["sum", "=1+1"], *([[n, f"=A{n}"] for n in range(2, 8)])]
+    made = parse("a.xlsx", xlsx({"S": rows, "T": [["x"]]}))
+    assert made.metadata["left_out"] == (
+        "values of formulas that no program has computed, 7: S!B1, S!B2, S!B3, S!B4, S!B5, …"
+    )
+    # an empty text is a value
+    with zipfile.ZipFile(BytesIO(xlsx({"S": [["x", '=""']]}))) as book:
+        members = {name: book.read(name).replace(b'<c r="B1">', b'<c r="B1" t="str">') for name in book.namelist()}
+    made = parse("a.xlsx", zipped(dict(members)))
+    assert made.blocks[0].text == "x"
+    assert "left_out" not in made.metadata
+
+
 def test_a_sheet_with_titles_and_two_tables() -> None:
     rows: list[list[object]] = [
         ["Ducks"],

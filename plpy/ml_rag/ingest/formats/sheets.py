@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import chain
 from typing import Any
@@ -25,10 +26,30 @@ from ml_rag.ingest.formats.ooxml import diagram, related
 
 #: how XLSX writes a control character, such as the carriage return that other programs put before a line end
 _CONTROL = re.compile("_x00[01][0-9A-Fa-f]_")
+#: the format of numbers that have as many digits, such as postcodes
+_ZEROS = re.compile("0{2,20}")
+
+
+@dataclass(slots=True)
+class _Uncomputed:
+    """Formulas whose value no program has computed."""
+
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def add(self, place: str) -> None:
+        self.count += 1
+        if self.count <= 5:
+            self.first.append(place)
+
+    def __str__(self) -> str:
+        places = f"{', '.join(self.first)}{', …' * (self.count > 5)}"
+        return f"values of formulas that no program has computed, {self.count}: {places}"
 
 
 def parse_xlsx(_name: str, content: bytes, _request: Request) -> abc.Document:
-    """Values as last computed, formulas not run. Metadata of a block: ``{"sheet": name}``."""
+    """Values as last computed, formulas not run: those without a value are named. Metadata of a block:
+    ``{"sheet": name}``."""
     import warnings
 
     with open_zip(content) as archive:
@@ -52,16 +73,17 @@ def parse_xlsx(_name: str, content: bytes, _request: Request) -> abc.Document:
         reader = Reader(BytesIO(content), read_only=True, data_only=True, keep_links=False)
         reader.read()
         sheets = []
+        uncomputed = _Uncomputed()
         seen: set[str] = set()
         for sheet in reader.wb.worksheets:
-            cells = (map(_without_controls, row) for row in _values(sheet))
+            cells = (map(_without_controls, row) for row in _values(sheet, uncomputed))
             rows = list(_rows(cells))
             drawings = set(related(reader.archive, sheet._worksheet_path, "/drawing").values()) - seen
             seen |= drawings
             boxes = chain.from_iterable(diagram(reader.archive.read(path)) for path in sorted(drawings))
             sheets.append((sheet.title, with_boxes(rows, boxes)))
         reader.wb.close()
-    return document("xlsx", sheet_blocks(sheets), meta)
+    return document("xlsx", sheet_blocks(sheets), meta, str(uncomputed) if uncomputed.count else None)
 
 
 def parse_xls(_name: str, content: bytes, _request: Request) -> abc.Document:
@@ -94,15 +116,24 @@ def parse_xls(_name: str, content: bytes, _request: Request) -> abc.Document:
     return document("xls", sheet_blocks(sheets), metadata(author=book.user_name))
 
 
-def _values(sheet: Any) -> Iterator[list[Any]]:
+def _values(sheet: Any, uncomputed: _Uncomputed) -> Iterator[list[Any]]:
     """The rows of a sheet of openpyxl's, without most of the empty cells before others, which it fills up; of rows that
-    are left out, however many, one."""
-    from openpyxl.worksheet._reader import WorkSheetParser  # type: ignore[import-untyped]
+    are left out, however many, one. ``uncomputed`` gets formulas without a value."""
+    from openpyxl.worksheet._reader import FORMULA_TAG, WorkSheetParser  # type: ignore[import-untyped]
+
+    class Parser(WorkSheetParser):  # type: ignore[misc]
+        def parse_cell(self, element: Any) -> Any:
+            cell = super().parse_cell(element)
+            # one whose value is an empty text is of type str
+            if cell["value"] is None and element.get("t") != "str" and element.find(FORMULA_TAG) is not None:
+                uncomputed.add(f"{sheet.title}!{element.get('r', '')}")
+            return cell
 
     book, before = sheet.parent, 0
     formats = {"date_formats": book._date_formats, "timedelta_formats": book._timedelta_formats}
+    digits: dict[int, int] = {}
     with sheet._get_source() as source:
-        parser = WorkSheetParser(source, sheet._shared_strings, data_only=book.data_only, epoch=book.epoch, **formats)
+        parser = Parser(source, sheet._shared_strings, data_only=book.data_only, epoch=book.epoch, **formats)
         for number, row in parser.parse():
             if number > before + 1:
                 yield []
@@ -110,10 +141,26 @@ def _values(sheet: Any) -> Iterator[list[Any]]:
             cells: list[Any] = []
             column = 0
             for cell in sorted(row, key=lambda cell: cell["column"]):
+                style, value = cell["style_id"], cell["value"]
+                if style not in digits:
+                    digits[style] = _digits(sheet, style)
+                if digits[style] and type(value) is int:
+                    value = f"{value:0{digits[style] + (value < 0)}}"
                 cells += [None] * min(cell["column"] - column - 1, MAX_COLUMNS)
-                cells.append(cell["value"])
+                cells.append(value)
                 column = cell["column"]
             yield cells
+
+
+def _digits(sheet: Any, style: int) -> int:
+    """How many digits a whole number in this style has at least."""
+    from openpyxl.cell.read_only import ReadOnlyCell  # type: ignore[import-untyped]
+
+    try:
+        shown = ReadOnlyCell(sheet, 1, 1, None, style_id=style).number_format
+    except (IndexError, TypeError):  # the book has no such style
+        return 0
+    return len(shown) if _ZEROS.fullmatch(shown) else 0
 
 
 def _without_controls(value: Any) -> Any:
