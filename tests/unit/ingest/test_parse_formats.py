@@ -819,6 +819,7 @@ ATTACHED = "\nContent-Disposition: attachment; filename=a.txt"
         (plain("AAECAwQFBgcI", f"{ATTACHED}\nContent-Transfer-Encoding: base64"), "Attachments: a.txt"),
         (parts("related", parts("alternative", plain("one")), plain("two")), "one\n\ntwo"),
         (parts("parallel", plain("one"), plain("two")), "one\n\ntwo"),
+        (parts("related", plain("one"), plain("no", "\nContent-Location: http://frame")), "one"),
         (
             parts("alternative", plain("one"), parts("mixed", "Content-Type: text/html\n\n1", plain("two", ATTACHED))),
             "one\n\nAttachments: a.txt\n\n## a.txt\n\ntwo",
