@@ -58,19 +58,37 @@ def parse_json(name: str, content: bytes, request: Request) -> abc.Document:
     text = decode(content, request.language).replace("\0", "")
     format_name = "json"
     try:
-        value = json.loads(text, object_pairs_hook=_object)
+        value = _loads(text)
         if name.lower().endswith((".jsonl", ".ndjson")):
             format_name, value = "jsonl", [value]
     except ValueError as error:
         format_name = "jsonl"
         try:
-            value = [json.loads(line, object_pairs_hook=_object) for line in text.split("\n") if line.strip()]
+            value = [_loads(line) for line in text.split("\n") if line.strip()]
         except ValueError:
             hint = "Correct the file at that line."
             raise DocumentError("document is not valid JSON", detail=str(error), hint=hint) from error
     title = value.get("title") or value.get("name") if isinstance(value, dict) else None
     meta = metadata(title=title if isinstance(title, str) else None)
     return document(format_name, [(_render(value), {})], meta)
+
+
+class _Float(float):
+    """A number as it is written, which may be more exact."""
+
+    def __new__(cls, text: str) -> _Float:
+        made = super().__new__(cls, text)
+        made.text = text
+        return made
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _loads(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_object, parse_float=_Float)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
