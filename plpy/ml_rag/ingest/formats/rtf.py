@@ -16,6 +16,7 @@ _LINK = re.compile(
 _FONT = re.compile(r"\\f(\d{1,6})[^;]{0,300}?\\fcharset(\d{1,6})([^;]{1,300});")
 #: a character by its number, a signed one of 16 bits
 _CHARACTER = re.compile(r"\\u(-?\d{1,10})\d*")
+_NOT_ASCII = re.compile(rb"[\x80-\xff]")
 #: groups whose text is read, though striprtf leaves them out: footnotes, and boxes of text
 _READ = {"footnote", "shp", "shpinst", "shptxt"}
 _INFO = re.compile(r"\{\\(title|author)\s+([^{}\\]{1,300})\}")
@@ -27,11 +28,14 @@ def parse_rtf(_name: str, content: bytes, _request: Request) -> abc.Document:
 
     library.HYPERLINKS, library.FONTTABLE = _LINK, _FONT
     library.destinations = library.destinations - _READ
-    source = content.decode("latin-1").replace("{\\*\\shpinst", "{\\shpinst")
+    info = dict(_INFO.findall(content[:16384].decode("latin-1")))
+    # characters of the code page that are not written by their number, as they should be
+    content = _NOT_ASCII.sub(lambda found: b"\\'%02x" % found[0][0], content)
+    source = content.decode("ascii").replace("{\\*\\shpinst", "{\\shpinst")
     source = _CHARACTER.sub(lambda found: f"\\u{int(found[1]) % 0x10000}", source)
     text = re.sub(r"\n+", "\n\n", library.rtf_to_text(source, errors="replace"))  # type: ignore[no-untyped-call]
     # those of more bits are two in a row
     text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     # striprtf closes table cells with a bar
     text = re.sub(r"^(.*\|)$", lambda found: found[1].rstrip("|").replace("|", " | "), text, flags=re.MULTILINE)
-    return document("rtf", [(text, {})], metadata(**dict(_INFO.findall(source[:16384]))))
+    return document("rtf", [(text, {})], metadata(**info))
