@@ -112,12 +112,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._state_here(sqlstate text) RETURNS text
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: the SQLSTATE that an error of another server has here: none that would end the call
-SELECT CASE WHEN sqlstate ~ '^(57|40)' THEN '08006' ELSE sqlstate END
-$$;
-
 CREATE FUNCTION ml_rag._silent(shard regclass) RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: why a shard does not answer; null = it does  Reads: the shard, as the caller
@@ -526,8 +520,9 @@ EXCEPTION WHEN query_canceled OR OTHERS THEN
       cardinality(stores) = 1));
   END LOOP;
   IF failure IS NULL AND _is_of_server THEN
-    RAISE EXCEPTION USING ERRCODE = ml_rag._state_here(SQLSTATE), MESSAGE = left(SQLERRM, 500),
-      DETAIL = left(_detail, 500);
+    -- none that would end the call here
+    RAISE EXCEPTION USING ERRCODE = CASE WHEN SQLSTATE ~ '^(57|40)' THEN '08006' ELSE SQLSTATE END,
+      MESSAGE = left(SQLERRM, 500), DETAIL = left(_detail, 500);
   ELSIF failure IS NULL THEN
     RAISE;
   END IF;
@@ -550,7 +545,9 @@ EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL, _hint = PG_EXCEPTION_HINT,
     _context = PG_EXCEPTION_CONTEXT;
   IF ml_rag._is_of_server(_context, statement) THEN
-    RETURN ml_rag._failure(store.vector_store, ml_rag._state_here(SQLSTATE), SQLERRM, _detail, _hint);
+    -- as in _try_statement
+    RETURN ml_rag._failure(store.vector_store, CASE WHEN SQLSTATE ~ '^(57|40)' THEN '08006'
+      ELSE SQLSTATE END, SQLERRM, _detail, _hint);
   ELSIF SQLSTATE = '57014' THEN
     RAISE;
   END IF;
