@@ -71,9 +71,9 @@
 \i pipeline/discover.sql
 \i pipeline/isolate.sql
 \i pipeline/condition.sql
-\i pipeline/filter.sql
 \i pipeline/embed.sql
 \i pipeline/shards.sql
+\i pipeline/filter.sql
 \i pipeline/function.sql
 \i pipeline/documents.sql
 \i pipeline/keys.sql

@@ -61,35 +61,22 @@ CREATE FUNCTION ml_rag._metadata_types(store ml_rag.store, n integer) RETURNS TA
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 20 AS $$
 -- purpose: the keys in the metadata of the first n rows, at most 10 000, and the JSON types of their values;
 -- of lists those of the elements
--- No row if the metadata is not jsonb of a table, or cannot be read: it is looked at for hints alone, which
--- end no call, whatever the server of a shard says.
+-- No row if the metadata is not jsonb of a table, or cannot be read: it is looked at for hints alone.
 -- Reads: the store, as the caller
-DECLARE
-  _former_wait text;
-  _statement text;
-  _context text;
 BEGIN
   IF EXISTS (
     SELECT FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
     WHERE c.oid = store.relation AND c.relkind IN ('r', 'p', 'm') AND a.attname = store.metadata
       AND a.atttypid = 'jsonb'::regtype) THEN
-    IF store.found = 'trusted' THEN
-      _former_wait := ml_rag._limit_wait();
-      PERFORM ml_rag._hold(ml_rag._parts(store.relation));
-    END IF;
-    _statement := format($query$
-      SELECT DISTINCT k.key,
-        jsonb_typeof(CASE jsonb_typeof(k.value) WHEN 'array' THEN k.value -> 0 ELSE k.value END)
-      FROM (SELECT t.%I AS document FROM %s AS t LIMIT $1) AS s
-      CROSS JOIN jsonb_each(CASE jsonb_typeof(s.document) WHEN 'object' THEN s.document END) AS k LIMIT 10000
-      $query$, store.metadata, ml_rag._relation_name(store.relation));
-    RETURN QUERY EXECUTE _statement USING n;
-    PERFORM set_config('lock_timeout', _former_wait, true) WHERE _former_wait IS NOT NULL;
-  END IF;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
-  IF ml_rag._ends_call(SQLSTATE, _context, _statement) THEN
-    RAISE;
+    RETURN QUERY SELECT m.key, m.type FROM json_to_recordset(ml_rag._read_apart(store,
+      format('WITH first AS MATERIALIZED (SELECT t.%I AS document', store.metadata), format($query$
+        LIMIT %s)
+      SELECT json_agg(m ORDER BY m.key, m.type) FROM (
+        SELECT DISTINCT k.key,
+          jsonb_typeof(CASE jsonb_typeof(k.value) WHEN 'array' THEN k.value -> 0 ELSE k.value END) AS type
+        FROM first AS f
+        CROSS JOIN jsonb_each(CASE jsonb_typeof(f.document) WHEN 'object' THEN f.document END) AS k
+        LIMIT 10000) AS m$query$, n), for_hint => true)::json) AS m (key text, type text);
   END IF;
 END
 $$;

@@ -27,16 +27,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._ends_call(sqlstate text, context text, statement text) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: whether an error ends the call, also if it is of a store that the call did not name: it was
--- cancelled or is to be tried again, and not by the server of a shard
--- statement: what was run; null = nothing
-BEGIN
-  RETURN sqlstate IN ('57014', '40001') AND NOT ml_rag._is_of_server(context, coalesce(statement, ''));
-END
-$$;
-
 CREATE FUNCTION ml_rag._warn_of_failures(failures jsonb[]) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: say which stores were left out, and why. A failure may bring its own words: warning, skipped (the

@@ -63,10 +63,11 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._read_apart(store ml_rag.store, head text, tail text,
-  given text[] DEFAULT NULL) RETURNS text
+  given text[] DEFAULT NULL, for_hint boolean DEFAULT false) RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the value of a statement over the rows t of a store, which stand between head and tail; given: $1
--- Null of a store that the call does not name, and that cannot be read: the search says so
+-- Null of a store that the call does not name, and that cannot be read: the search says so. for_hint: of any
+-- store; a hint ends no call, whatever the server of a shard says
 -- Reads: the store, as the caller
 DECLARE
   _is_named boolean := store.found IS DISTINCT FROM 'trusted';
@@ -85,7 +86,10 @@ BEGIN
   RETURN _found;
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
-  IF _is_named OR ml_rag._ends_call(SQLSTATE, _context, _statement) THEN
+  IF _is_named AND NOT for_hint
+    -- cancelled, or to be tried again, and not by the server of a shard
+    OR SQLSTATE IN ('57014', '40001')
+      AND NOT ml_rag._is_of_server(_context, coalesce(_statement, '')) THEN
     RAISE;
   END IF;
   RETURN NULL;

@@ -66,45 +66,19 @@ truncated: texts that runs have embedded since it was created and that were long
 table or of its schema is not trusted (ml_rag.discover), so that to read the table could run that role's code,
 or its columns were dropped.$$;
 
-CREATE FUNCTION ml_rag._has_waiting(store ml_rag.store) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
--- purpose: whether rows of a store that the caller may see wait for its vectorizer; false if they cannot be
--- read: it is a hint alone, which ends no call
--- Reads: the store, as the caller
-DECLARE
-  _former_wait text;
-  _statement text;
-  _context text;
-  _waits boolean := false;
-BEGIN
-  IF ml_rag._has_vectorizer(store.relation) OR EXISTS (
-    SELECT FROM pg_policy AS p WHERE p.polrelid = store.relation AND p.polname = 'ml_rag_source') THEN
-    IF store.found = 'trusted' THEN
-      _former_wait := ml_rag._limit_wait();
-      PERFORM ml_rag._hold(ml_rag._parts(store.relation));
-    END IF;
-    _statement := format('SELECT EXISTS (SELECT FROM %s AS t WHERE t.%I IS NULL AND t.%I IS NOT NULL)',
-      ml_rag._relation_name(store.relation), store.segment_embedding, store.segment);
-    EXECUTE _statement INTO _waits;
-    PERFORM set_config('lock_timeout', _former_wait, true) WHERE _former_wait IS NOT NULL;
-  END IF;
-  RETURN _waits;
-EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
-  GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT;
-  IF ml_rag._ends_call(SQLSTATE, _context, _statement) THEN
-    RAISE;
-  END IF;
-  RETURN false;
-END
-$$;
-
 CREATE FUNCTION ml_rag._waiting_in(stores ml_rag.store[]) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the first of 20 stores that has rows that wait for its vectorizer, and what to do, as {"store",
--- "hint"}; null if none has any
+-- "hint"}; null if none has any. One that cannot be read has none
 -- Reads: the stores, as the caller
 DECLARE
-  _store ml_rag.store := (SELECT s FROM unnest(stores[:20]) AS s WHERE ml_rag._has_waiting(s) LIMIT 1);
+  _store ml_rag.store := (
+    SELECT s FROM unnest(stores[:20]) AS s
+    WHERE CASE WHEN ml_rag._has_vectorizer(s.relation) OR EXISTS (
+      SELECT FROM pg_policy AS p WHERE p.polrelid = s.relation AND p.polname = 'ml_rag_source')
+      THEN ml_rag._read_apart(s, 'SELECT EXISTS (SELECT', format('WHERE t.%I IS NULL AND t.%I IS NOT NULL)',
+        s.segment_embedding, s.segment), for_hint => true)::boolean END
+    LIMIT 1);
 BEGIN
   RETURN CASE WHEN _store.relation IS NOT NULL THEN jsonb_build_object('store', _store.vector_store, 'hint',
     coalesce((
