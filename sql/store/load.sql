@@ -31,24 +31,6 @@ LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 return backend.load_contents(plpy, job, names, contents)
 $$;
 
-CREATE FUNCTION ml_rag._check_given(name text, given jsonb) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: whether an object can go into the metadata of each segment: it is short, and has no key that loads
--- write
-DECLARE
-  _taken CONSTANT text[] :=
-    '{format,file_name,file_type,file_size,source,left_out,creation_date,last_modified_date,'
-    'last_accessed_date}';
-BEGIN
-  IF jsonb_typeof(given) <> 'object' OR given ?| _taken OR octet_length(given::text) > 65536 THEN
-    PERFORM ml_rag._bad_option(name, CASE WHEN octet_length(given::text) <= 200 THEN given
-      ELSE to_jsonb(left(given::text, 200)) END,
-      format('an object of at most 64 kB, without the keys %s, which loads write',
-        array_to_string(_taken, ', ')));
-  END IF;
-END
-$$;
-
 CREATE FUNCTION ml_rag._parse_chunking(options jsonb, may_be_function boolean DEFAULT false) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the object chunking; may_be_function: whether "split_by" may name a function of the caller's
@@ -89,10 +71,19 @@ DECLARE
   _key text;
   _value text;
   _dates jsonb := '[]';
+  _taken CONSTANT text[] :=
+    '{format,file_name,file_type,file_size,source,left_out,creation_date,last_modified_date,'
+    'last_accessed_date}';
 BEGIN
-  PERFORM ml_rag._check_given('metadata', _parsed -> 'metadata') WHERE _parsed ? 'metadata';
-  PERFORM ml_rag._check_given(format('document_metadata.%s', m.key), m.value)
-  FROM jsonb_each(_parsed -> 'document_metadata') AS m;
+  -- in the metadata of each segment
+  PERFORM ml_rag._bad_option(m.name, CASE WHEN octet_length(m.given::text) <= 200 THEN m.given
+      ELSE to_jsonb(left(m.given::text, 200)) END,
+    format('an object of at most 64 kB, without the keys %s, which loads write',
+      array_to_string(_taken, ', ')))
+  FROM (SELECT 'metadata' AS name, _parsed -> 'metadata' AS given WHERE _parsed ? 'metadata'
+    UNION ALL SELECT format('document_metadata.%s', d.key), d.value
+    FROM jsonb_each(_parsed -> 'document_metadata') AS d) AS m
+  WHERE jsonb_typeof(m.given) <> 'object' OR m.given ?| _taken OR octet_length(m.given::text) > 65536;
   IF _parsed ? 'describe_images' AND NOT has_function_privilege('@extschema@.ml_generate(text,jsonb)',
     'EXECUTE') THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'permission denied to have pictures described',
