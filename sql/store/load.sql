@@ -1,18 +1,5 @@
 -- load: documents to vector stores: server files by vector_store_load, anything by load_documents.
 
-CREATE FUNCTION ml_rag._check_file_privilege() RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: stop a caller who may not read the server's files
--- Python calls this before it opens anything: its functions can be called by themselves.
-BEGIN
-  IF NOT pg_has_role(current_user, 'pg_read_server_files', 'USAGE') THEN
-    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'permission denied to read files of the server',
-      DETAIL = format('Only roles with privileges of "pg_read_server_files" may; %I has none.', current_user),
-      HINT = 'Ask for GRANT pg_read_server_files, or load from the client''s side with "ml-rag load".';
-  END IF;
-END
-$$;
-
 CREATE PROCEDURE ml_rag._load_files(job jsonb, INOUT outcome jsonb DEFAULT NULL,
   INOUT error jsonb DEFAULT NULL)
 LANGUAGE plpython3u

@@ -27,7 +27,15 @@ from ml_rag.backend import rewrite as _rewrite
 from ml_rag.backend import rights as _rights
 from ml_rag.backend.client import ModelServer
 from ml_rag.backend.sqlstate import sqlstate
-from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest, MlRagError, ModelUnavailable, reasons
+from ml_rag.errors import (
+    DocumentError,
+    EngineFailed,
+    InvalidRequest,
+    MlRagError,
+    ModelUnavailable,
+    PrivilegeError,
+    reasons,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -568,6 +576,20 @@ def merge_own_keywords(plpy: Any, store: int) -> None:
     keyword("runs").merge_own(plpy, store)
 
 
+def _check_file_privilege(plpy: Any) -> None:
+    """Stop a caller who may not read the server's files: the functions that do can be called by themselves."""
+    role = plpy.execute(
+        "SELECT pg_catalog.quote_ident(current_user) AS name,"
+        " pg_catalog.pg_has_role(current_user, 'pg_read_server_files', 'USAGE') AS may_read"
+    )[0]
+    if not role["may_read"]:
+        raise PrivilegeError(
+            "permission denied to read files of the server",
+            detail=f'Only roles with privileges of "pg_read_server_files" may; {role["name"]} has none.',
+            hint='Ask for GRANT pg_read_server_files, or load from the client\'s side with "ml-rag load".',
+        )
+
+
 @door
 def find_files(plpy: Any, uri: str) -> str:
     """What a URI names, as JSON text: files (sorted paths), left_out (folders that cannot be read, each with its
@@ -575,7 +597,7 @@ def find_files(plpy: Any, uri: str) -> str:
     """
     from ml_rag import files
 
-    plpy.execute("SELECT ml_rag._check_file_privilege()")
+    _check_file_privilege(plpy)
     location = files.parse(uri)
     left_out: list[list[str | None]] = []
     found = files.find(
@@ -631,7 +653,7 @@ def load_files(plpy: Any, job_text: str, former: str | None) -> str:
     from ml_rag.backend import load
     from ml_rag.backend.store import SqlStore
 
-    plpy.execute("SELECT ml_rag._check_file_privilege()")
+    _check_file_privilege(plpy)
     job = _parsed(job_text)
     location = files.Location(job["base"], tuple(job["patterns"]))
     base = None if location.file else location.base
