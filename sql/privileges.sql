@@ -48,7 +48,7 @@ DECLARE
   _owner text[] := string_to_array(
     '_add_options _empty_keywords _index_shards _keep_schemas _note_kept _reset_stats _tell_dropper', ' ');
   _loader text[] := string_to_array(
-    '_begin_load _check_distribution _check_server _check_sharding '
+    '_begin_load _check_server _check_sharding '
     '_check_store _check_unread '
     '_document_states _end_load _follow_partitions _insert_segments _label_document _load_contents '
     '_load_files _load_job _make_shard _make_store _move_partition _own_columns _parse_load_options '

@@ -1,65 +1,6 @@
 -- citus: a store as a distributed table of Citus: its shards, their keyword indexes, and the table by way of
 -- which they are asked.
 
-CREATE FUNCTION ml_rag._check_distribution(store regclass) RETURNS name
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: that a store of the caller's can be a distributed table, and still do what it does; the column by
--- which its rows go to
--- shards: of a table with a vectorizer any of Citus's, or the first of its key
-DECLARE
-  _key name;
-  _why text;
-  _hint text;
-BEGIN
-  PERFORM ml_rag._own_table(store);
-  IF NOT ml_rag._are_trusted(ARRAY[store::oid]) THEN
-    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('table "%s" is not trusted', store),
-      DETAIL = ml_rag._why_untrusted(store) || ' Its triggers and rules, and those of its table of calls, '
-        'would run with your rights.',
-      HINT = 'Call it as the owner of the table.';
-  END IF;
-  PERFORM ml_rag._check_writable('a store cannot be distributed', store);
-  PERFORM ml_rag._check_store(store, NULL) WHERE NOT ml_rag._has_vectorizer(store);
-  _key := CASE WHEN NOT ml_rag._has_vectorizer(store) THEN 'document_id'
-    WHEN ml_rag._is_distributed(store) THEN ml_rag._distribution_column(store)
-    ELSE (ml_rag._primary_key(store)).key[1] END;
-  IF NOT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'citus') THEN
-    RAISE EXCEPTION USING ERRCODE = '0A000', MESSAGE = format('"%s" cannot be distributed', store),
-      DETAIL = 'Citus is not installed in this database.', HINT = 'CREATE EXTENSION citus;';
-  END IF;
-  SELECT w.why, w.hint INTO _why, _hint FROM (
-    SELECT 'It is partitioned, or inherits from a table or another from it.',
-      'Insert its rows into an ordinary store.'
-    FROM pg_class AS c WHERE c.oid = store AND (c.relkind <> 'r' OR c.relispartition OR c.relhassubclass
-      OR EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = store))
-    UNION ALL
-    SELECT 'Another table, such as a node group, refers to its rows.', NULL
-    FROM pg_constraint AS k WHERE k.confrelid = store AND k.conrelid <> store
-    UNION ALL
-    SELECT format('It has trigger %I; so have tables whose vectorizer has "destination" table or "mode" '
-      'immediate.', t.tgname), NULL
-    FROM pg_trigger AS t WHERE t.tgrelid = store AND NOT t.tgisinternal AND t.tgname !~ '^truncate_trigger_'
-      AND t.tgfoid
-        <> ALL ('{ml_rag._keep_keywords(),ml_rag._empty_embedding(),ml_rag._wake_workers()}'::regprocedure[])
-    UNION ALL
-    SELECT format('Unique index %s lacks %I, by which rows are distributed.', x.indexrelid::regclass, _key),
-      'Drop it.'
-    FROM pg_index AS x JOIN pg_attribute AS a ON a.attrelid = store AND a.attname = _key
-    WHERE x.indrelid = store AND x.indisunique AND a.attnum <> ALL (x.indkey::smallint[])
-    UNION ALL
-    SELECT 'Citus distributes it by another column than document_id.', NULL
-    WHERE ml_rag._is_distributed(store)
-      AND ml_rag._distribution_column(store) IS DISTINCT FROM coalesce(_key, '')
-  ) AS w (why, hint) LIMIT 1;
-  IF _why IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot be distributed', store),
-      DETAIL = _why,
-      HINT = coalesce(_hint, '');
-  END IF;
-  RETURN _key;
-END
-$$;
-
 CREATE FUNCTION ml_rag._place_calls(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the table of calls of a distributed store: one row in each shard, of any key that belongs there,
@@ -104,9 +45,56 @@ DECLARE
   _key name;
   _index record;
   _missing text;
+  _why text;
+  _hint text;
 BEGIN
   _options := ml_rag.parse_options('distribute_store', $2);
-  _key := ml_rag._check_distribution(store);
+  PERFORM ml_rag._own_table(store);
+  IF NOT ml_rag._are_trusted(ARRAY[store::oid]) THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('table "%s" is not trusted', store),
+      DETAIL = ml_rag._why_untrusted(store) || ' Its triggers and rules, and those of its table of calls, '
+        'would run with your rights.',
+      HINT = 'Call it as the owner of the table.';
+  END IF;
+  PERFORM ml_rag._check_writable('a store cannot be distributed', store);
+  PERFORM ml_rag._check_store(store, NULL) WHERE NOT ml_rag._has_vectorizer(store);
+  -- of a table with a vectorizer any column of Citus's, or the first of its key
+  _key := CASE WHEN NOT ml_rag._has_vectorizer(store) THEN 'document_id'
+    WHEN ml_rag._is_distributed(store) THEN ml_rag._distribution_column(store)
+    ELSE (ml_rag._primary_key(store)).key[1] END;
+  IF NOT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'citus') THEN
+    RAISE EXCEPTION USING ERRCODE = '0A000', MESSAGE = format('"%s" cannot be distributed', store),
+      DETAIL = 'Citus is not installed in this database.', HINT = 'CREATE EXTENSION citus;';
+  END IF;
+  SELECT w.why, w.hint INTO _why, _hint FROM (
+    SELECT 'It is partitioned, or inherits from a table or another from it.',
+      'Insert its rows into an ordinary store.'
+    FROM pg_class AS c WHERE c.oid = store AND (c.relkind <> 'r' OR c.relispartition OR c.relhassubclass
+      OR EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = store))
+    UNION ALL
+    SELECT 'Another table, such as a node group, refers to its rows.', NULL
+    FROM pg_constraint AS k WHERE k.confrelid = store AND k.conrelid <> store
+    UNION ALL
+    SELECT format('It has trigger %I; so have tables whose vectorizer has "destination" table or "mode" '
+      'immediate.', t.tgname), NULL
+    FROM pg_trigger AS t WHERE t.tgrelid = store AND NOT t.tgisinternal AND t.tgname !~ '^truncate_trigger_'
+      AND t.tgfoid
+        <> ALL ('{ml_rag._keep_keywords(),ml_rag._empty_embedding(),ml_rag._wake_workers()}'::regprocedure[])
+    UNION ALL
+    SELECT format('Unique index %s lacks %I, by which rows are distributed.', x.indexrelid::regclass, _key),
+      'Drop it.'
+    FROM pg_index AS x JOIN pg_attribute AS a ON a.attrelid = store AND a.attname = _key
+    WHERE x.indrelid = store AND x.indisunique AND a.attnum <> ALL (x.indkey::smallint[])
+    UNION ALL
+    SELECT 'Citus distributes it by another column than document_id.', NULL
+    WHERE ml_rag._is_distributed(store)
+      AND ml_rag._distribution_column(store) IS DISTINCT FROM coalesce(_key, '')
+  ) AS w (why, hint) LIMIT 1;
+  IF _why IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot be distributed', store),
+      DETAIL = _why,
+      HINT = coalesce(_hint, '');
+  END IF;
   SELECT i.* INTO _index FROM ml_rag._keyword_index(store) AS i;
   IF NOT ml_rag._is_distributed(store) THEN
     PERFORM ml_rag._lock_table(store, 'ACCESS EXCLUSIVE');
