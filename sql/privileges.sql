@@ -48,10 +48,9 @@ DECLARE
   _owner text[] := string_to_array(
     '_add_options _empty_keywords _index_shards _keep_schemas _note_kept _reset_stats _tell_dropper', ' ');
   _loader text[] := string_to_array(
-    '_begin_load _check_server _check_sharding '
-    '_check_store _check_unread '
+    '_begin_load _check_server _check_sharding _check_store _check_unread '
     '_document_states _end_load _follow_partitions _insert_segments _label_document _load_contents '
-    '_load_files _load_job _make_shard _make_store _move_partition _own_columns _parse_load_options '
+    '_load_files _load_job _make_store _move_partition _own_columns _parse_load_options '
     '_partition _refuse_untrusted '
     '_replace_document _serve _store_key _store_name _uris', ' ');
   _inner text := (SELECT string_agg(DISTINCT p.proname, ' ') FROM pg_proc AS p

@@ -185,45 +185,6 @@ $$;
 CREATE EVENT TRIGGER ml_rag_refuse_policies ON ddl_command_end WHEN TAG IN ('ALTER TABLE')
 EXECUTE FUNCTION ml_rag._refuse_policies();
 
-CREATE FUNCTION ml_rag._make_shard(store regclass, server name, schema_name name,
-  table_name name) RETURNS regclass
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the foreign table of a shard, not yet a partition, and its table of calls
--- Writes: new foreign tables, as the caller
-DECLARE
-  _schema name;
-  _name text;
-  _number integer := 0;
-BEGIN
-  SELECT n.nspname, (SELECT max(left(c.relname, i)) FROM generate_series(1, 63) AS i
-    WHERE octet_length(left(c.relname, i)) <= 45)
-  INTO _schema, _name FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
-  -- anybody who may create beside the store can have taken a name, by a type too
-  WHILE EXISTS (
-    SELECT
-    FROM unnest(ARRAY[concat(_name, '_s', _number), concat(_name, '_s', _number, '_calls')]) AS u (taken)
-    WHERE to_regclass(format('%I.%I', _schema, taken)) IS NOT NULL
-      OR to_regtype(format('%I.%I', _schema, taken)) IS NOT NULL
-  ) LOOP
-    _number := _number + 1;
-  END LOOP;
-  _name := concat(_name, '_s', _number);
-  EXECUTE
-    format('CREATE FOREIGN TABLE %I.%I (%s) SERVER %I OPTIONS (schema_name %L, table_name %L, async_capable '
-      '''true'', '
-    'batch_size ''100'')', _schema, _name, (
-      SELECT string_agg(format('%I %s%s%s', a.attname, format_type(a.atttypid, a.atttypmod),
-        CASE WHEN a.attcollation <> t.typcollation THEN ' COLLATE ' || a.attcollation::regcollation END,
-        CASE WHEN a.attnotnull THEN ' NOT NULL' END), ', ' ORDER BY a.attnum)
-      FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
-      WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped), server, schema_name, table_name);
-  EXECUTE format('CREATE FOREIGN TABLE %I.%I (store oid) SERVER %I OPTIONS (schema_name %L, table_name %L, '
-    'async_capable ''true'')', _schema, concat(_name, '_calls'), server, schema_name,
-      concat(table_name, '_shard'));
-  RETURN format('%I.%I', _schema, _name)::regclass;
-END
-$$;
-
 CREATE FUNCTION ml_rag._follow_partitions(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: after partitions have come and gone: triggers, privileges and keys as they must be
@@ -354,6 +315,8 @@ DECLARE
   _names record;
   _schema name;
   _table name;
+  _name text;
+  _number integer := 0;
   _shard regclass;
   _own jsonb;
   _other jsonb;
@@ -362,16 +325,39 @@ BEGIN
   PERFORM ml_rag._check_unread(store, server);
   _options := ml_rag.parse_options('attach_shard', $3);
   PERFORM ml_rag._partition(store, (_options -> 'partition')::integer);
-  SELECT n.nspname, c.relname INTO _names FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-  WHERE c.oid = store;
-  _schema := coalesce(_options ->> 'schema_name', _names.nspname);
-  _table := coalesce(_options ->> 'table_name', _names.relname);
   -- Before anything is asked of the server: postgres_fdw reads all of a transaction there as of its first
   -- statement, and rows that are written later would not move. And before the shards that there are are
   -- looked at.
   PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
+  SELECT n.nspname, c.relname, (SELECT max(left(c.relname, i)) FROM generate_series(1, 63) AS i
+    WHERE octet_length(left(c.relname, i)) <= 45) AS prefix
+  INTO _names FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
+  _schema := coalesce(_options ->> 'schema_name', _names.nspname);
+  _table := coalesce(_options ->> 'table_name', _names.relname);
   PERFORM ml_rag._check_server(store, server, _schema, _table);
-  _shard := ml_rag._make_shard(store, server, _schema, _table);
+  -- The foreign table of the shard, not yet a partition, and its table of calls. Anybody who may create
+  -- beside the store can have taken a name, by a type too.
+  LOOP
+    _name := concat(_names.prefix, '_s', _number);
+    EXIT WHEN NOT EXISTS (
+      SELECT FROM unnest(ARRAY[_name, concat(_name, '_calls')]) AS u (taken)
+      WHERE to_regclass(format('%I.%I', _names.nspname, taken)) IS NOT NULL
+        OR to_regtype(format('%I.%I', _names.nspname, taken)) IS NOT NULL);
+    _number := _number + 1;
+  END LOOP;
+  EXECUTE
+    format('CREATE FOREIGN TABLE %I.%I (%s) SERVER %I OPTIONS (schema_name %L, table_name %L, async_capable '
+      '''true'', '
+    'batch_size ''100'')', _names.nspname, _name, (
+      SELECT string_agg(format('%I %s%s%s', a.attname, format_type(a.atttypid, a.atttypmod),
+        CASE WHEN a.attcollation <> t.typcollation THEN ' COLLATE ' || a.attcollation::regcollation END,
+        CASE WHEN a.attnotnull THEN ' NOT NULL' END), ', ' ORDER BY a.attnum)
+      FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+      WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped), server, _schema, _table);
+  EXECUTE format('CREATE FOREIGN TABLE %I.%I (store oid) SERVER %I OPTIONS (schema_name %L, table_name %L, '
+    'async_capable ''true'')', _names.nspname, concat(_name, '_calls'), server, _schema,
+      concat(_table, '_shard'));
+  _shard := format('%I.%I', _names.nspname, _name)::regclass;
   _own := ml_rag._describe(store);
   _other := (SELECT a.answer FROM ml_rag._ask_shards(ARRAY[_shard], '{"call": "describe"}') AS a);
   _key := (SELECT k FROM jsonb_object_keys(_own) AS k WHERE _own -> k IS DISTINCT FROM _other -> k
