@@ -57,48 +57,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._check_texts(store regclass, segment name, embedding name) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: that a table has texts and a default embedding of them  Reads: the catalog
-DECLARE
-  _wrong text;
-BEGIN
-  SELECT string_agg(format('%I %s', w.name, replace(w.types[1]::text, '@vector@.', '')), ', '
-    ORDER BY w.place) INTO _wrong
-  FROM (VALUES (1, segment, '{text,varchar}'::regtype[]),
-               (2, embedding, ARRAY['@vector@.vector'::regtype, '@vector@.halfvec'::regtype])) AS w (place,
-                 name, types)
-  WHERE NOT EXISTS (SELECT FROM pg_attribute AS a
-    WHERE a.attrelid = store AND a.attname = w.name AND a.attnum > 0
-                    AND NOT a.attisdropped AND a.atttypid = ANY (w.types));
-  IF _wrong IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is not a vector store', store),
-      DETAIL = format('Columns missing or of another type: %s.', _wrong),
-      HINT = coalesce(ml_rag._segments_hint(store),
-        'Name its columns in "vector_store_columns": {"segment": …, "segment_embedding": …}.');
-  ELSIF ml_rag._is_vectorized(store, segment) THEN
-    RAISE EXCEPTION USING ERRCODE = '55000',
-      MESSAGE = format('the embeddings of "%s" cannot be changed', store),
-      DETAIL = 'It has a vectorizer, which keeps one embedding.',
-      HINT = format('For another model, first: SELECT ml_rag.drop_vectorizer(%1$L); then: '
-        'SELECT ml_rag.create_vectorizer(%1$L, ''{"columns": …, "embed_model_id": …}'');', store::text);
-  ELSIF EXISTS (SELECT FROM pg_attribute AS a
-                WHERE a.attrelid = store AND a.attname = segment AND a.attgenerated <> '') THEN
-    RAISE EXCEPTION USING ERRCODE = '55000',
-      MESSAGE = format('the embeddings of "%s" cannot be changed', store),
-      DETAIL = format('Column %I is generated: no trigger sees its text before it is written.', segment),
-      HINT = 'ml_embed_table embeds such a column, once.';
-  ELSIF EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = embedding
-                AND ml_rag._marked_model(col_description(a.attrelid, a.attnum)) IS NULL) THEN
-    RAISE EXCEPTION USING ERRCODE = '22023',
-      MESSAGE = format('column "%s" of table "%s" does not say which model its vectors are of',
-        embedding, store),
-      HINT = format('Put the model''s id for …, and what the comment says already before it: '
-        'COMMENT ON COLUMN %s.%I IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…'';', store, embedding);
-  END IF;
-END
-$$;
-
 CREATE FUNCTION ml_rag._begin_embedding(store regclass, name text, options jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: check everything before anything is made; returns the fields of ml_rag._embedding_job
@@ -116,6 +74,7 @@ DECLARE
   _dimensions integer;
   _column name;
   _starts_anew boolean;
+  _wrong text;
 BEGIN
   PERFORM ml_rag._check_embedding_table(store);
   IF coalesce(name, '') = '' OR name ~ '[[:space:],;]' OR octet_length(name) > 40 THEN
@@ -134,7 +93,39 @@ BEGIN
     SELECT ml_rag._marked_columns(e.comment) ->> 'segment' FROM ml_rag._embeddings(store) AS e
     WHERE e.column_name = _default),
     _columns ->> 'segment');
-  PERFORM ml_rag._check_texts(store, _segment, _default);
+  SELECT string_agg(format('%I %s', w.name, replace(w.types[1]::text, '@vector@.', '')), ', '
+    ORDER BY w.place) INTO _wrong
+  FROM (VALUES (1, _segment, '{text,varchar}'::regtype[]),
+               (2, _default, ARRAY['@vector@.vector'::regtype, '@vector@.halfvec'::regtype])) AS w (place,
+                 name, types)
+  WHERE NOT EXISTS (SELECT FROM pg_attribute AS a
+    WHERE a.attrelid = store AND a.attname = w.name AND a.attnum > 0
+                    AND NOT a.attisdropped AND a.atttypid = ANY (w.types));
+  IF _wrong IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('table "%s" is not a vector store', store),
+      DETAIL = format('Columns missing or of another type: %s.', _wrong),
+      HINT = coalesce(ml_rag._segments_hint(store),
+        'Name its columns in "vector_store_columns": {"segment": …, "segment_embedding": …}.');
+  ELSIF ml_rag._is_vectorized(store, _segment) THEN
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('the embeddings of "%s" cannot be changed', store),
+      DETAIL = 'It has a vectorizer, which keeps one embedding.',
+      HINT = format('For another model, first: SELECT ml_rag.drop_vectorizer(%1$L); then: '
+        'SELECT ml_rag.create_vectorizer(%1$L, ''{"columns": …, "embed_model_id": …}'');', store::text);
+  ELSIF EXISTS (SELECT FROM pg_attribute AS a
+                WHERE a.attrelid = store AND a.attname = _segment AND a.attgenerated <> '') THEN
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('the embeddings of "%s" cannot be changed', store),
+      DETAIL = format('Column %I is generated: no trigger sees its text before it is written.', _segment),
+      HINT = 'ml_embed_table embeds such a column, once.';
+  ELSIF EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = _default
+                AND ml_rag._marked_model(col_description(a.attrelid, a.attnum)) IS NULL) THEN
+    RAISE EXCEPTION USING ERRCODE = '22023',
+      MESSAGE = format('column "%s" of table "%s" does not say which model its vectors are of',
+        _default, store),
+      HINT = format('Put the model''s id for …, and what the comment says already before it: '
+        'COMMENT ON COLUMN %s.%I IS ''GENAI_OPTIONS=EMBED_MODEL_ID=…'';', store, _default);
+  END IF;
   IF _trigger.later IS NOT NULL THEN
     PERFORM ml_rag._later_trigger(store, _trigger.later);
   END IF;
