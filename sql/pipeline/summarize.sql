@@ -8,52 +8,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._segments_of(store ml_rag.store, options jsonb, most integer, longest bigint)
-RETURNS ml_rag.hit[]
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
--- purpose: the segments of one store that the options leave, by document and number, until there are more
--- than most, or they have more than longest bytes together, as _read_bytes counts them
--- Reads: the store, as the caller
-DECLARE
-  _filter record := ml_rag.filter(store, options);
-  _name text := ml_rag._document_name(store);
-  _id text := CASE WHEN store.document_id IS NULL THEN 'NULL' ELSE format('t.%I', store.document_id) END;
-  _has_integer_id boolean := coalesce(store.document_id_type IN ('smallint', 'integer', 'bigint'), false);
-  _hit ml_rag.hit;
-  _hits ml_rag.hit[] := '{}';
-  _n integer := 0;
-BEGIN
-  -- row by row, so that no more than that is in memory; metadata that was compressed is not unpacked before
-  -- the sort, and no row after too many
-  FOR _hit IN EXECUTE format(
-    'SELECT %L::text, s.name, %s, %s, s.number, s.segment, NULL::numeric, s.metadata, NULL::float8, '
-    'NULL::float8, NULL::float8, '
-    'NULL::text, NULL::bigint, NULL::bigint '
-    'FROM (SELECT s.*, sum(ml_rag._read_bytes(s.segment, concat(s.name, s.id), s.metadata)) OVER ('
-    'ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before '
-    'FROM (SELECT s.name, s.id, s.number, s.segment, ml_rag._as_jsonb(s.metadata) AS metadata '
-    'FROM (SELECT %s AS name, %s AS id, %s::bigint AS number, t.%I::text AS segment, %s AS metadata '
-    'FROM %s AS t WHERE t.%I IS NOT NULL%s ORDER BY (%s) COLLATE "C", %s, %s LIMIT $2) AS s '
-    'OFFSET 0) AS s) AS s '
-    'WHERE coalesce(s.before, 0) <= $4',
-    store.vector_store, CASE WHEN _has_integer_id THEN 's.id::bigint' ELSE 'NULL::bigint' END,
-    CASE WHEN store.document_id IS NULL THEN 's.name' ELSE 's.id::text' END, _name, _id,
-    CASE WHEN store.segment_number IS NULL THEN 'NULL' ELSE format('t.%I', store.segment_number) END,
-    store.segment,
-    CASE WHEN store.metadata IS NULL THEN 'NULL::jsonb' ELSE format('t.%I', store.metadata) END,
-    ml_rag._rows_of(store), store.segment, _filter.condition, _name,
-    CASE WHEN _has_integer_id THEN _id ELSE format('(%s)::text COLLATE "C"', _id) END,
-    CASE WHEN store.segment_number IS NULL THEN 'NULL::bigint'
-      ELSE format('(t.%I)::bigint', store.segment_number) END)
-    USING NULL::text, most + 1, _filter.arguments, longest
-  LOOP
-    _n := _n + 1;
-    _hits[_n] := _hit;
-  END LOOP;
-  RETURN _hits;
-END
-$$;
-
 CREATE FUNCTION ml_rag._read_documents(request ml_rag.request, stores ml_rag.store[], OUT hits ml_rag.hit[],
   OUT skipped text[])
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
@@ -72,6 +26,12 @@ DECLARE
   _is_of_server boolean;
   _failure jsonb;
   _failures jsonb[] := '{}';
+  _filter record;
+  _name text;
+  _id text;
+  _has_integer_id boolean;
+  _hit ml_rag.hit;
+  _found ml_rag.hit[];
 BEGIN
   hits := '{}';
   FOREACH _store IN ARRAY stores LOOP
@@ -85,7 +45,38 @@ BEGIN
       PERFORM ml_rag._hold(ARRAY[c.oid]) FROM pg_class AS c
       WHERE c.oid = _store.relation AND c.relkind = 'p' AND _store.found IS DISTINCT FROM 'trusted';
       PERFORM ml_rag._warn_of_unknown_keys(_store, request.options -> 'filters');
-      hits := hits || ml_rag._segments_of(_store, request.options, _most, _longest);
+      _filter := ml_rag.filter(_store, request.options);
+      _name := ml_rag._document_name(_store);
+      _id := CASE WHEN _store.document_id IS NULL THEN 'NULL' ELSE format('t.%I', _store.document_id) END;
+      _has_integer_id := coalesce(_store.document_id_type IN ('smallint', 'integer', 'bigint'), false);
+      _found := '{}';
+      -- by document and number, row by row, until they are too many, so that no more than that is in memory;
+      -- metadata that was compressed is not unpacked before the sort, and no row after too many
+      FOR _hit IN EXECUTE format(
+        'SELECT %L::text, s.name, %s, %s, s.number, s.segment, NULL::numeric, s.metadata, NULL::float8, '
+        'NULL::float8, NULL::float8, '
+        'NULL::text, NULL::bigint, NULL::bigint '
+        'FROM (SELECT s.*, sum(ml_rag._read_bytes(s.segment, concat(s.name, s.id), s.metadata)) OVER ('
+        'ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before '
+        'FROM (SELECT s.name, s.id, s.number, s.segment, ml_rag._as_jsonb(s.metadata) AS metadata '
+        'FROM (SELECT %s AS name, %s AS id, %s::bigint AS number, t.%I::text AS segment, %s AS metadata '
+        'FROM %s AS t WHERE t.%I IS NOT NULL%s ORDER BY (%s) COLLATE "C", %s, %s LIMIT $2) AS s '
+        'OFFSET 0) AS s) AS s '
+        'WHERE coalesce(s.before, 0) <= $4',
+        _store.vector_store, CASE WHEN _has_integer_id THEN 's.id::bigint' ELSE 'NULL::bigint' END,
+        CASE WHEN _store.document_id IS NULL THEN 's.name' ELSE 's.id::text' END, _name, _id,
+        CASE WHEN _store.segment_number IS NULL THEN 'NULL' ELSE format('t.%I', _store.segment_number) END,
+        _store.segment,
+        CASE WHEN _store.metadata IS NULL THEN 'NULL::jsonb' ELSE format('t.%I', _store.metadata) END,
+        ml_rag._rows_of(_store), _store.segment, _filter.condition, _name,
+        CASE WHEN _has_integer_id THEN _id ELSE format('(%s)::text COLLATE "C"', _id) END,
+        CASE WHEN _store.segment_number IS NULL THEN 'NULL::bigint'
+          ELSE format('(t.%I)::bigint', _store.segment_number) END)
+        USING NULL::text, _most + 1, _filter.arguments, _longest
+      LOOP
+        _found := array_append(_found, _hit);
+      END LOOP;
+      hits := hits || _found;
       PERFORM set_config('lock_timeout', _former_wait, true) WHERE _former_wait IS NOT NULL;
     EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
       GET STACKED DIAGNOSTICS _context = PG_EXCEPTION_CONTEXT, _detail = PG_EXCEPTION_DETAIL,
