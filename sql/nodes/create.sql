@@ -37,9 +37,19 @@ $$;
 CREATE FUNCTION ml_rag._begin_node_group(store regclass, name text, options jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: a node group, checked and made; with dry_run only counted
+-- Writes: a new table, as the caller
 DECLARE
   _options jsonb;
-  _error jsonb;
+  _store record;
+  _key record;
+  _columns text;
+  _same text;
+  _document text;
+  _type text;
+  _name text;
+  _nodes text;
+  _condition text;
+  _language jsonb;
 BEGIN
   PERFORM ml_rag._check_embedding_table(store, 'Citus cannot lock the segments of nodes across shards.');
   IF NOT EXISTS (SELECT FROM pg_attribute AS a
@@ -53,10 +63,85 @@ BEGIN
   IF (options -> 'dry_run')::boolean THEN
     RETURN jsonb_build_object('counted', ml_rag._count_calls(store, _options, NULL));
   ELSIF _options ? 'model_id' THEN
-    _error := ml_rag._cannot_write(_options ->> 'model_id', 'make nodes');
-    PERFORM ml_rag._raise(_error);
+    PERFORM ml_rag._raise(ml_rag._cannot_write(_options ->> 'model_id', 'make nodes'));
   END IF;
-  PERFORM ml_rag._make_node_group(store, _options);
+  -- the table, empty, for the owner of the store
+  _key := ml_rag._primary_key(store);
+  SELECT string_agg(quote_ident(k), ', ' ORDER BY place),
+    string_agg(format('s.%I = $%s', k, place), ' AND ' ORDER BY place)
+  INTO _columns, _same FROM unnest(_key.key) WITH ORDINALITY AS u (k, place);
+  _document := (SELECT min(a.attname::text) FROM pg_attribute AS a
+    WHERE a.attrelid = store AND a.attname IN ('document_id', 'document_name') AND NOT a.attisdropped);
+  IF _options ? 'embed_model_id' THEN
+    -- a first vector tells the dimensions, and whether the model works, before anything is made
+    _type := format('@vector@.vector(%s)',
+      @vector@.vector_dims(ml_rag.embed('dimensions', _options ->> 'embed_model_id')));
+  END IF;
+  PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
+  SELECT n.nspname, c.relname, c.relowner, c.relpersistence INTO _store
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
+  _name := concat(left(_store.relname, 62 - length(_options ->> 'name')), '_', _options ->> 'name');
+  _nodes := format('%I.%I', _store.nspname, _name);
+  IF EXISTS (SELECT FROM ml_rag._node_groups(store) AS g WHERE g.name = _options ->> 'name') THEN
+    RAISE EXCEPTION USING ERRCODE = '42710',
+      MESSAGE = format('"%s" has a node group "%s" already', store, _options ->> 'name'),
+      HINT = format('First: SELECT ml_rag.drop_node_group(%L, %L); then create the new one.', store,
+        _options ->> 'name');
+  ELSIF to_regclass(_nodes) IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '42P07', MESSAGE = format('relation %s exists already', _nodes),
+      DETAIL = 'The nodes of the group are kept in a table of that name.',
+        HINT = 'Give the node group another name, or rename that relation.';
+  END IF;
+  EXECUTE format($sql$
+    CREATE %s TABLE %s (
+      %s, node_number integer NOT NULL, parent_number integer, node text, %s text_hash bigint NOT NULL,
+      members text[],
+      error jsonb, attempts integer, next_attempt timestamptz,
+      PRIMARY KEY (%s, node_number), FOREIGN KEY (%5$s) REFERENCES %s (%5$s) ON UPDATE CASCADE
+        ON DELETE CASCADE
+    )$sql$, CASE _store.relpersistence WHEN 'u' THEN 'UNLOGGED' ELSE '' END, _nodes,
+    (SELECT string_agg(format('%I %s NOT NULL', k, t), ', ' ORDER BY place) FROM unnest(_key.key, _key.types)
+      WITH ORDINALITY AS u (k, t, place)),
+    'node_embedding ' || _type || ',', _columns, ml_rag._relation_name(store));
+  EXECUTE format('COMMENT ON TABLE %s IS %L', _nodes, concat('ML_RAG_NODE_GROUP=', _options));
+  EXECUTE format('ALTER TABLE %s OWNER TO %s', _nodes, _store.relowner::regrole);
+  -- nobody looks a node up by its text, and estimates, which EXPLAIN shows to everybody, would tell of hidden
+  -- ones
+  EXECUTE
+    format('ALTER TABLE %s ALTER node SET STATISTICS 0, ALTER text_hash SET STATISTICS 0, ALTER members SET '
+      'STATISTICS 0,'
+    ' ALTER error SET STATISTICS 0', _nodes);
+  -- Who sees a node: whoever sees its segment, and all that it was made of: the segments of a document, or
+  -- those that a model has read for a context. It reads the text, so that it takes the privilege to read that
+  -- in the store.
+  _condition := format('EXISTS (SELECT s.segment FROM %s AS s WHERE %s) AND ($%s IS NULL',
+    ml_rag._relation_name(store), _same, cardinality(_key.key) + 1);
+  -- with a column of documents that the table gets later, a model reads several segments
+  IF _document IS NOT NULL THEN
+    -- EXCEPT takes time in proportion to the segments; <@ takes the square of it, and is not cancelled
+    _condition := format('%s OR NOT EXISTS (SELECT unnest($%s) EXCEPT '
+      'SELECT %s FROM %s AS a WHERE a.%I = (SELECT s.%5$I FROM %4$s AS s WHERE %6$s))', _condition,
+      cardinality(_key.key) + 1, ml_rag._key_text('a', _key.key), ml_rag._relation_name(store), _document,
+      _same);
+  END IF;
+  EXECUTE format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', _nodes);
+  EXECUTE format('CREATE POLICY sees_parent ON %s USING (%s(%s, members))', _nodes,
+    ml_rag._make_visible(_nodes::regclass, _key.types || 'text[]'::text, _condition || ')'), _columns);
+  EXECUTE format('REVOKE ALL ON %s FROM PUBLIC', _nodes);
+  PERFORM ml_rag._grant_readers(store, _nodes::regclass);
+  IF (_options -> 'keyword_search')::boolean THEN
+    SELECT jsonb_build_object('text_search_configuration', i.configuration, 'statistics', i.statistics)
+    INTO _language
+    FROM ml_rag._keyword_index(store) AS i;
+    PERFORM ml_rag._index_keywords(_nodes::regclass,
+      coalesce(_language, '{}') || '{"segment": "node"}', true);
+  END IF;
+  IF (_options -> 'merge')::boolean AND NOT EXISTS (
+    SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = 'segment_nodes'
+      AND NOT a.attisdropped) THEN
+    PERFORM ml_rag._warn_of_subscribers(store, 'segment_nodes', 'text');
+    PERFORM ml_rag._change_merged(store, 'ADD COLUMN segment_nodes text');
+  END IF;
   RETURN jsonb_build_object('names', ARRAY[name], 'batch_size', options -> 'batch_size');
 END
 $$;

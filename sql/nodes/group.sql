@@ -1,4 +1,4 @@
--- group: node groups: what they are made of, made and dropped; docs/nodes.md tells it as a whole,
+-- group: node groups: what they are made of, and dropped; docs/nodes.md tells it as a whole,
 -- pipeline/nodes what one is.
 
 CREATE FUNCTION ml_rag._node_group(store regclass, name text) RETURNS ml_rag._node_group
@@ -138,34 +138,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._node_policy(store regclass, nodes regclass, key name[], types text[]) RETURNS text
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the function that says, of the key and the members of a node, who sees it: whoever sees its
--- segment, and all that it was made of: the segments of a document, or those that a model has read for a
--- context. It reads the text, so that it takes the privilege to read that in the store.
--- Writes: a new function, of the owner of the node group
-DECLARE
-  _store text := ml_rag._relation_name(store);
-  _document text := (SELECT min(a.attname::text) FROM pg_attribute AS a
-                     WHERE a.attrelid = store AND a.attname IN ('document_id', 'document_name')
-                       AND NOT a.attisdropped);
-  _same text := (SELECT string_agg(format('s.%I = $%s', k, place), ' AND ' ORDER BY place) FROM unnest(key)
-    WITH ORDINALITY AS u (k, place));
-  _condition text := format('EXISTS (SELECT s.segment FROM %s AS s WHERE %s)', _store, _same);
-BEGIN
-  IF _document IS NULL THEN
-    -- with a column of documents that the table gets later, a model reads several segments
-    _condition := format('%s AND $%s IS NULL', _condition, cardinality(key) + 1);
-  ELSE
-    -- EXCEPT takes time in proportion to the segments; <@ takes the square of it, and is not cancelled
-    _condition := format('%s AND ($%s IS NULL OR NOT EXISTS (SELECT unnest($%2$s) EXCEPT '
-      'SELECT %s FROM %s AS a WHERE a.%I = (SELECT s.%5$I FROM %4$s AS s WHERE %6$s)))', _condition,
-      cardinality(key) + 1, ml_rag._key_text('a', key), _store, _document, _same);
-  END IF;
-  RETURN ml_rag._make_visible(nodes, types || 'text[]'::text, _condition);
-END
-$$;
-
 CREATE FUNCTION ml_rag._grant_readers(store regclass, nodes regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: who may SELECT the store may SELECT its node group, and nobody else
@@ -186,81 +158,6 @@ BEGIN
     EXECUTE format(CASE WHEN _one.may THEN 'GRANT SELECT ON %s TO %s' ELSE 'REVOKE SELECT ON %s FROM %s' END,
       _nodes, _one.role);
   END LOOP;
-END
-$$;
-
-CREATE FUNCTION ml_rag._make_node_group(store regclass, options jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the table of a node group, empty; options: of ml_rag._node_options
--- Writes: a new table, as the caller, for the owner of the store
-DECLARE
-  _store record;
-  _key record := ml_rag._primary_key(store);
-  _columns text := (SELECT string_agg(quote_ident(k), ', ' ORDER BY place)
-    FROM unnest(_key.key) WITH ORDINALITY AS u (k, place));
-  _type text;
-  _name text;
-  _nodes text;
-  _language jsonb;
-BEGIN
-  IF options ? 'embed_model_id' THEN
-    -- a first vector tells the dimensions, and whether the model works, before anything is made
-    _type := format('@vector@.vector(%s)',
-      @vector@.vector_dims(ml_rag.embed('dimensions', options ->> 'embed_model_id')));
-  END IF;
-  PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
-  SELECT n.nspname, c.relname, c.relowner, c.relpersistence INTO _store
-  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
-  _name := concat(left(_store.relname, 62 - length(options ->> 'name')), '_', options ->> 'name');
-  _nodes := format('%I.%I', _store.nspname, _name);
-  IF EXISTS (SELECT FROM ml_rag._node_groups(store) AS g
-    WHERE g.name = _make_node_group.options ->> 'name') THEN
-    RAISE EXCEPTION USING ERRCODE = '42710',
-      MESSAGE = format('"%s" has a node group "%s" already', store, options ->> 'name'),
-      HINT = format('First: SELECT ml_rag.drop_node_group(%L, %L); then create the new one.', store,
-        options ->> 'name');
-  ELSIF to_regclass(_nodes) IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '42P07', MESSAGE = format('relation %s exists already', _nodes),
-      DETAIL = 'The nodes of the group are kept in a table of that name.',
-        HINT = 'Give the node group another name, or rename that relation.';
-  END IF;
-  EXECUTE format($sql$
-    CREATE %s TABLE %s (
-      %s, node_number integer NOT NULL, parent_number integer, node text, %s text_hash bigint NOT NULL,
-      members text[],
-      error jsonb, attempts integer, next_attempt timestamptz,
-      PRIMARY KEY (%s, node_number), FOREIGN KEY (%5$s) REFERENCES %s (%5$s) ON UPDATE CASCADE
-        ON DELETE CASCADE
-    )$sql$, CASE _store.relpersistence WHEN 'u' THEN 'UNLOGGED' ELSE '' END, _nodes,
-    (SELECT string_agg(format('%I %s NOT NULL', k, t), ', ' ORDER BY place) FROM unnest(_key.key, _key.types)
-      WITH ORDINALITY AS u (k, t, place)),
-    'node_embedding ' || _type || ',', _columns, ml_rag._relation_name(store));
-  EXECUTE format('COMMENT ON TABLE %s IS %L', _nodes, concat('ML_RAG_NODE_GROUP=', options));
-  EXECUTE format('ALTER TABLE %s OWNER TO %s', _nodes, _store.relowner::regrole);
-  -- nobody looks a node up by its text, and estimates, which EXPLAIN shows to everybody, would tell of hidden
-  -- ones
-  EXECUTE
-    format('ALTER TABLE %s ALTER node SET STATISTICS 0, ALTER text_hash SET STATISTICS 0, ALTER members SET '
-      'STATISTICS 0,'
-    ' ALTER error SET STATISTICS 0', _nodes);
-  EXECUTE format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', _nodes);
-  EXECUTE format('CREATE POLICY sees_parent ON %s USING (%s(%s, members))', _nodes,
-    ml_rag._node_policy(store, _nodes::regclass, _key.key, _key.types), _columns);
-  EXECUTE format('REVOKE ALL ON %s FROM PUBLIC', _nodes);
-  PERFORM ml_rag._grant_readers(store, _nodes::regclass);
-  IF (options -> 'keyword_search')::boolean THEN
-    SELECT jsonb_build_object('text_search_configuration', i.configuration, 'statistics', i.statistics)
-    INTO _language
-    FROM ml_rag._keyword_index(store) AS i;
-    PERFORM ml_rag._index_keywords(_nodes::regclass,
-      coalesce(_language, '{}') || '{"segment": "node"}', true);
-  END IF;
-  IF (options -> 'merge')::boolean AND NOT EXISTS (
-    SELECT FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = 'segment_nodes'
-      AND NOT a.attisdropped) THEN
-    PERFORM ml_rag._warn_of_subscribers(store, 'segment_nodes', 'text');
-    PERFORM ml_rag._change_merged(store, 'ADD COLUMN segment_nodes text');
-  END IF;
 END
 $$;
 

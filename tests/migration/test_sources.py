@@ -275,7 +275,6 @@ HELD_BY = {
     "_estimated_rows": {FIND},
     "_insert_segments": {"_replace_document"},
     "_merged_nodes": {"drop_node_group", "backend/jobs/node_group.py"},
-    "_node_policy": {"_make_node_group"},
     "_node_sources": {"_count_calls", "_pending_nodes", "backend/jobs/node_group.py"},
     "_passing_rows": {FIND},
     "_pending_nodes": {"_count_calls", "_node_status", "backend/jobs/node_group.py"},
