@@ -318,57 +318,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._indexable_key(store regclass) RETURNS name[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the columns that tell the rows of a table apart: its primary key, else a unique key without nulls
-DECLARE
-  _kind "char" := (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store);
-  _key name[];
-  _why text;
-  _hint text;
-BEGIN
-  SELECT r.why, r.hint INTO _why, _hint
-  FROM (VALUES
-    (_kind NOT IN ('r', 'p'), 'It is not an ordinary table: changes in it would be missed.', NULL),
-    (EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = store OR i.inhparent = store AND _kind = 'r'),
-      'It is a partition or has inheritance: changes made through another table would be missed.',
-      'An index has all partitions: call it for the whole table.'),
-    (ml_rag._is_distributed(store) AND ml_rag._distribution_column(store) IS NULL,
-      'Citus does not distribute its rows by a column.', NULL),
-    (ml_rag._has_shards(store), 'A partition of it is a foreign table: changes in it would be missed.',
-      'Each shard has an index of its own: call it there, for the table that the shard has.'),
-    ((SELECT c.relpersistence = 't' FROM pg_class AS c WHERE c.oid = store), 'It is a temporary table.', NULL)
-  ) AS r (is_so, why, hint)
-  WHERE r.is_so LIMIT 1;
-  IF _why IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot have a keyword index', store),
-      DETAIL = _why,
-      HINT = coalesce(_hint, 'Keep the text in an ordinary table.');
-  END IF;
-  SELECT k.key INTO _key
-  FROM pg_index AS x
-  CROSS JOIN LATERAL (
-    SELECT array_agg(a.attname ORDER BY u.place) AS key, bool_and(a.attnotnull) AS is_not_null,
-      bool_and(a.atttypid
-        = ANY ('{smallint,integer,bigint,numeric,oid,text,character varying,uuid}'::regtype[])) AS is_plain
-    FROM unnest(x.indkey::smallint[]) WITH ORDINALITY AS u (attnum, place)
-    JOIN pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = u.attnum
-    WHERE u.place <= x.indnkeyatts
-  ) AS k
-  WHERE x.indrelid = store AND x.indisunique AND x.indisvalid AND x.indimmediate AND x.indpred IS NULL
-    AND x.indexprs IS NULL AND k.is_not_null AND k.is_plain
-  ORDER BY x.indisprimary DESC, x.indnkeyatts, x.indexrelid LIMIT 1;
-  IF _key IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000',
-      MESSAGE = format('"%s" has no key that a keyword index can use', store),
-      DETAIL = 'It needs a primary key, or a unique index without nulls, of integer, numeric, text or uuid '
-        'columns.',
-      HINT = format('ALTER TABLE %s ADD PRIMARY KEY (…);', store);
-  END IF;
-  RETURN _key;
-END
-$$;
-
 CREATE FUNCTION ml_rag._drop_keyword_triggers(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET citus.enable_unsafe_triggers = on
@@ -447,6 +396,10 @@ DECLARE
   _options jsonb := ml_rag.parse_options('enable_keyword_search', $2);
   _segment text := _options ->> 'segment';
   _configuration text := _options ->> 'text_search_configuration';
+  _kind "char" := (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store);
+  _key name[];
+  _why text;
+  _hint text;
 BEGIN
   PERFORM ml_rag._own_table(store);
   IF NOT EXISTS (SELECT FROM pg_attribute AS a
@@ -483,7 +436,46 @@ BEGIN
           'SELECT * FROM pg_ts_config;');
     END;
   END IF;
-  SELECT _keyword_definition.store, _segment, ml_rag._indexable_key(store), _configuration,
+  SELECT r.why, r.hint INTO _why, _hint
+  FROM (VALUES
+    (_kind NOT IN ('r', 'p'), 'It is not an ordinary table: changes in it would be missed.', NULL),
+    (EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = store OR i.inhparent = store AND _kind = 'r'),
+      'It is a partition or has inheritance: changes made through another table would be missed.',
+      'An index has all partitions: call it for the whole table.'),
+    (ml_rag._is_distributed(store) AND ml_rag._distribution_column(store) IS NULL,
+      'Citus does not distribute its rows by a column.', NULL),
+    (ml_rag._has_shards(store), 'A partition of it is a foreign table: changes in it would be missed.',
+      'Each shard has an index of its own: call it there, for the table that the shard has.'),
+    ((SELECT c.relpersistence = 't' FROM pg_class AS c WHERE c.oid = store), 'It is a temporary table.', NULL)
+  ) AS r (is_so, why, hint)
+  WHERE r.is_so LIMIT 1;
+  IF _why IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot have a keyword index', store),
+      DETAIL = _why,
+      HINT = coalesce(_hint, 'Keep the text in an ordinary table.');
+  END IF;
+  -- the columns that tell the rows apart: the primary key, else a unique key without nulls
+  SELECT k.key INTO _key
+  FROM pg_index AS x
+  CROSS JOIN LATERAL (
+    SELECT array_agg(a.attname ORDER BY u.place) AS key, bool_and(a.attnotnull) AS is_not_null,
+      bool_and(a.atttypid
+        = ANY ('{smallint,integer,bigint,numeric,oid,text,character varying,uuid}'::regtype[])) AS is_plain
+    FROM unnest(x.indkey::smallint[]) WITH ORDINALITY AS u (attnum, place)
+    JOIN pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = u.attnum
+    WHERE u.place <= x.indnkeyatts
+  ) AS k
+  WHERE x.indrelid = store AND x.indisunique AND x.indisvalid AND x.indimmediate AND x.indpred IS NULL
+    AND x.indexprs IS NULL AND k.is_not_null AND k.is_plain
+  ORDER BY x.indisprimary DESC, x.indnkeyatts, x.indexrelid LIMIT 1;
+  IF _key IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('"%s" has no key that a keyword index can use', store),
+      DETAIL = 'It needs a primary key, or a unique index without nulls, of integer, numeric, text or uuid '
+        'columns.',
+      HINT = format('ALTER TABLE %s ADD PRIMARY KEY (…);', store);
+  END IF;
+  SELECT _keyword_definition.store, _segment, _key, _configuration,
     (_options -> 'k1')::double precision, (_options -> 'b')::double precision, _options ->> 'statistics',
     -- node groups are merged into that column
     CASE WHEN _segment = 'segment' THEN (
