@@ -127,44 +127,17 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._scores_of_search(query text, hits ml_rag.hit[], known text) RETURNS double precision[]
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: what the ranking model "hybrid" says of hits whose stored vectors a search has compared; a hit
--- without a vector by its words. known: fused, by meaning and words, which is all that this model knows; else
--- how a distance becomes a similarity
-DECLARE
-  _similarities double precision[];
-BEGIN
-  IF known = 'fused' THEN
-    RETURN ARRAY(SELECT greatest(0, least(1, h.score)) FROM unnest(hits) WITH ORDINALITY AS h
-      ORDER BY h.ordinality);
-  END IF;
-  _similarities := ARRAY(
-    SELECT greatest(0,
-      coalesce(CASE known WHEN 'complement' THEN 1 - h.distance ELSE 1 / (1 + h.distance) END, 0))::float8
-    FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality);
-  IF EXISTS (SELECT FROM unnest(hits) AS h WHERE h.keyword_score > 0) THEN
-    -- all words of the store say how rare those of the question are; halves of both by measuring
-    RETURN ARRAY(
-      SELECT 0.5 * coalesce(_similarities[h.ordinality] / nullif(max(_similarities[h.ordinality]) OVER (),
-        0), 0)
-        + 0.5 * coalesce(h.keyword_score / max(h.keyword_score) OVER (), 0)
-      FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality);
-  END IF;
-  RETURN ml_rag._hybrid_scores(query,
-    ARRAY(SELECT h.segment FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality),
-      get_current_ts_config(), _similarities);
-END
-$$;
-
 CREATE FUNCTION ml_rag._rerank(query text, hits ml_rag.hit[], options jsonb,
   known text DEFAULT NULL) RETURNS SETOF ml_rag.hit
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10 AS $$
 -- purpose: the hits in the order of their relevance to the query; equals stay in the order they came in.
--- known: what a search knows of them, see ml_rag._scores_of_search; null = nothing
+-- known: what a search knows of them, whose stored vectors it has compared; a hit without a vector by its
+-- words. null = nothing; fused, by meaning and words, which is all that the model "hybrid" knows; else how a
+-- distance becomes a similarity
 DECLARE
   _options jsonb;
   _least double precision;
+  _similarities double precision[];
   _scores double precision[];
   _texts text[];
   _found record;
@@ -182,9 +155,24 @@ BEGIN
       metadata => ARRAY(SELECT hits[i].metadata FROM generate_subscripts(hits, 1) AS i ORDER BY i));
   ELSE
     _options := jsonb_build_object('model_id', ml_rag._get_setting('rerank_model_id')) || _options;
-    _scores := CASE WHEN _options ->> 'model_id' = 'hybrid' AND known IS NOT NULL THEN
-      ml_rag._scores_of_search(query, hits, known)
-      ELSE ml_rag._relevance(query, _texts, _options ->> 'model_id') END;
+    IF _options ->> 'model_id' = 'hybrid' AND known = 'fused' THEN
+      _scores := ARRAY(SELECT greatest(0, least(1, h.score)) FROM unnest(hits) WITH ORDINALITY AS h
+        ORDER BY h.ordinality);
+    ELSIF _options ->> 'model_id' = 'hybrid' AND known IS NOT NULL THEN
+      _similarities := ARRAY(
+        SELECT greatest(0,
+          coalesce(CASE known WHEN 'complement' THEN 1 - h.distance ELSE 1 / (1 + h.distance) END, 0))::float8
+        FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality);
+      _scores := CASE WHEN EXISTS (SELECT FROM unnest(hits) AS h WHERE h.keyword_score > 0) THEN ARRAY(
+          -- all words of the store say how rare those of the question are; halves of both by measuring
+          SELECT 0.5 * coalesce(_similarities[h.ordinality] / nullif(max(_similarities[h.ordinality]) OVER (),
+            0), 0)
+            + 0.5 * coalesce(h.keyword_score / max(h.keyword_score) OVER (), 0)
+          FROM unnest(hits) WITH ORDINALITY AS h ORDER BY h.ordinality)
+        ELSE ml_rag._hybrid_scores(query, _texts, get_current_ts_config(), _similarities) END;
+    ELSE
+      _scores := ml_rag._relevance(query, _texts, _options ->> 'model_id');
+    END IF;
   END IF;
   FOR i IN 1..cardinality(hits) LOOP
     hits[i].rerank_score := _scores[i];
