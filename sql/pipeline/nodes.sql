@@ -68,45 +68,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._nodes(store ml_rag.store, arm ml_rag.arm) RETURNS ml_rag.store
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the node group that an arm searches, in the form of a store; null where the store has none that
--- the arm can search: none of the name, without embeddings, with children, which are not nodes, or one that
--- the caller may not read
--- Reads: the catalog
-DECLARE
-  _group ml_rag._node_group;
-BEGIN
-  SELECT g.* INTO _group FROM ml_rag._node_groups(store.relation) AS g WHERE g.name = arm.node_group;
-  IF NOT FOUND OR NOT has_table_privilege(_group.relation, 'SELECT')
-    OR (SELECT c.relhassubclass FROM pg_class AS c WHERE c.oid = _group.relation)
-    OR store.found = 'trusted' AND NOT ml_rag._are_trusted(ml_rag._read_with(_group.relation))
-    OR (arm.search = 'semantic' OR arm.form LIKE 'vector%')
-    AND _group.options ->> 'embed_model_id' IS NULL THEN
-    RETURN NULL;
-  END IF;
-  store.embed_model_id := _group.options ->> 'embed_model_id';
-  store.relation := _group.relation;
-  store.segment := 'node';
-  store.segment_embedding := 'node_embedding';
-  store.document_name := NULL;
-  store.metadata := NULL;
-  -- these settle ties
-  store.document_id := _group.key[1];
-  store.segment_number := 'node_number';
-  store.segment_number_type := 'integer';
-  SELECT format_type(a.atttypid, NULL) INTO store.document_id_type
-  FROM pg_attribute AS a WHERE a.attrelid = _group.relation AND a.attname = _group.key[1];
-  SELECT nullif(a.atttypmod, -1), CASE a.atttypid WHEN '@vector@.vector'::regtype THEN 'vector'
-    ELSE 'halfvec' END
-  INTO store.dimensions, store.embedding_type
-  FROM pg_attribute AS a WHERE a.attrelid = _group.relation AND a.attname = 'node_embedding'
-    AND NOT a.attisdropped;
-  store.is_table := true;
-  RETURN store;
-END
-$$;
-
 CREATE FUNCTION ml_rag._key_text(alias text, key name[]) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: SQL of a row's key as one text, that of an array

@@ -91,12 +91,16 @@ _run = Statements(
         ),
         "hold": ("SELECT ml_rag._hold(ARRAY[c.oid]) FROM pg_class AS c WHERE c.oid = $1 AND c.relkind = 'p'", "oid"),
         "nodes": (
-            "SELECT to_jsonb(ml_rag._nodes(s.store, jsonb_populate_record(NULL::ml_rag.arm, $2)))::text AS store,"
-            " (SELECT to_jsonb(g)::text FROM ml_rag._node_groups((s.store).relation) AS g WHERE g.name = $3) AS own,"
-            " (SELECT g.relation::oid::int8 FROM ml_rag._node_groups((s.store).relation) AS g"
-            " WHERE g.name = $3) AS relation"
-            " FROM (SELECT jsonb_populate_record(NULL::ml_rag.store, $1) AS store) AS s",
-            *("jsonb", "jsonb", "text"),
+            # one that has children, which are not nodes, cannot be searched
+            "SELECT to_jsonb(g)::text AS own, c.oid::int8 AS relation, format_type(k.atttypid, NULL) AS key_type,"
+            " t.typname::text AS embedding_type, nullif(e.atttypmod, -1) AS dimensions"
+            " FROM ml_rag._node_groups($1) AS g JOIN pg_class AS c ON c.oid = g.relation AND NOT c.relhassubclass"
+            " JOIN pg_attribute AS k ON k.attrelid = c.oid AND k.attname = g.key[1]"
+            " LEFT JOIN pg_attribute AS e ON e.attrelid = c.oid AND e.attname = 'node_embedding' AND NOT e.attisdropped"
+            " LEFT JOIN pg_type AS t ON t.oid = e.atttypid"
+            " WHERE g.name = $2 AND has_table_privilege(c.oid, 'SELECT')"
+            " AND ($3 = 'named' OR ml_rag._are_trusted(ml_rag._read_with(c.oid)))",
+            *("oid", "text", "text"),
         ),
     }
 )
@@ -373,12 +377,26 @@ class Search:
 
     def _nodes(self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int) -> Nodes:
         """Raises NoIndex where the store has no such group that the arm can search."""
-        found = _run(self._plpy, "nodes", json.dumps(record(source.store)), asked.record, asked.node_group)[0]
+        found = _run(self._plpy, "nodes", source.store.relation, asked.node_group, source.store.found)
         embedding = self.vectors.embeddings.get((place, source.store.relation))
-        if found["store"] is None or (asked.takes_vectors and embedding is None):
+        if not found or (asked.takes_vectors and embedding is None):
             raise NoIndex
-        own = json.loads(found["own"])
-        store = discovery.of_record(self._plpy, self._context.schema, json.loads(found["store"]), found["relation"])
+        own = json.loads(found[0]["own"])
+        fields = record(source.store) | {
+            "embed_model_id": own["options"].get("embed_model_id"),
+            "segment": "node",
+            "segment_embedding": "node_embedding",
+            "document_name": None,
+            "metadata": None,
+            # these settle ties
+            "document_id": own["key"][0],
+            "segment_number": "node_number",
+            "document_id_type": found[0]["key_type"],
+            "segment_number_type": "integer",
+            "embedding_type": found[0]["embedding_type"],
+            "dimensions": found[0]["dimensions"],
+        }
+        store = discovery.of_record(self._plpy, self._context.schema, fields, found[0]["relation"])
         inner = NodeSearch(self, source, store, own, arm, asked, place)
         self._lookups[place, i] = inner
         self._find_nodes(inner, place, i)
