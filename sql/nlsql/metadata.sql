@@ -22,33 +22,6 @@ CREATE OPERATOR ml_rag_internal.<=> (
   FUNCTION = @vector@.cosine_distance, LEFTARG = @vector@.vector, RIGHTARG = @vector@.vector);
 CREATE OPERATOR ml_rag_internal.# (FUNCTION = @vector@.vector_dims, RIGHTARG = @vector@.vector);
 
-CREATE FUNCTION ml_rag._named_tables(tables jsonb) RETURNS text[]
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: option tables, names or {"schema_name", "table_name"}, as names; null for null
-DECLARE
-  _table jsonb;
-  _names text[];
-BEGIN
-  IF tables IS NULL THEN
-    RETURN NULL;
-  END IF;
-  FOR _table IN SELECT e.value FROM jsonb_array_elements(tables) AS e LOOP
-    IF jsonb_typeof(_table) = 'object' AND jsonb_typeof(_table -> 'schema_name') = 'string'
-      AND jsonb_typeof(_table -> 'table_name') = 'string'
-      AND _table - '{schema_name,table_name}'::text[] = '{}' THEN
-      _names := _names || format('%I.%I', _table ->> 'schema_name', _table ->> 'table_name');
-    ELSIF jsonb_typeof(_table) = 'string' THEN
-      _names := _names || (_table #>> '{}');
-    ELSE
-      PERFORM ml_rag._bad_option('tables', _table, 'names, "schema.table" or "table", or objects with the '
-        'keys "schema_name" and '
-        '"table_name"');
-    END IF;
-  END LOOP;
-  RETURN coalesce(_names, '{}');
-END
-$$;
-
 CREATE FUNCTION ml_rag._trusted_owners() RETURNS oid[]
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: the owners of relations and schemas whom the caller trusts  Reads: the catalog
@@ -223,21 +196,35 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._schema_metadata(query text, options jsonb, OUT metadata text, OUT tables text[],
-  OUT schemas text[])
+  OUT schemas text[], OUT relations oid[])
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the definitions of the tables that matter for a question, at most n_tables, most relevant first by
 -- the embeddings of their
--- descriptions: as many as fit 24 000 characters, at least one
+-- descriptions: as many as fit 24 000 characters, at least one; relations: all that it may be answered from
 -- Errors: 42P01 there are none
 DECLARE
-  _named text[] := ml_rag._named_tables(options -> 'tables');
+  _named text[] := CASE WHEN options ? 'tables' THEN '{}'::text[] END;
   _schemas text[] := ml_rag._texts(options -> 'schemas');
   _tables record;
   _distances float8[];
   _missing text;
   _table record;
   _definition text;
+  _name jsonb;
 BEGIN
+  FOR _name IN SELECT e.value FROM jsonb_array_elements(options -> 'tables') AS e LOOP
+    IF jsonb_typeof(_name) = 'object' AND jsonb_typeof(_name -> 'schema_name') = 'string'
+      AND jsonb_typeof(_name -> 'table_name') = 'string'
+      AND _name - '{schema_name,table_name}'::text[] = '{}' THEN
+      _named := _named || format('%I.%I', _name ->> 'schema_name', _name ->> 'table_name');
+    ELSIF jsonb_typeof(_name) = 'string' THEN
+      _named := _named || (_name #>> '{}');
+    ELSE
+      PERFORM ml_rag._bad_option('tables', _name, 'names, "schema.table" or "table", or objects with the '
+        'keys "schema_name" and '
+        '"table_name"');
+    END IF;
+  END LOOP;
   IF _named IS NOT NULL AND _schemas IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'options "schemas" and "tables" exclude each other',
       HINT = 'Name the tables with their schemas in "tables".';
@@ -284,6 +271,7 @@ BEGIN
     schemas := schemas || CASE WHEN _table.schema_name <> ALL (coalesce(schemas, '{}')) THEN
       _table.schema_name::text END;
   END LOOP;
+  relations := _tables.relations;
   metadata := left(metadata, 40000);
   schemas := array_remove(schemas, NULL);
 END
