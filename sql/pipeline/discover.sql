@@ -190,7 +190,6 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- Reads: the catalog. Not even that a relation exists is told where the caller may not use its schema.
 DECLARE
   _relation oid;
-  _why record;
 BEGIN
   SELECT c.oid INTO _relation
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -204,9 +203,7 @@ BEGIN
     hint := 'A name is "schema.table" or "table", as SELECT vector_store FROM ml_rag.discover() lists them.';
     RETURN;
   END IF;
-  _why := ml_rag._why_not(_relation, options);
-  reason := _why.reason;
-  hint := _why.hint;
+  SELECT w.reason, w.hint INTO reason, hint FROM ml_rag._why_not(_relation, options) AS w;
 END
 $$;
 
