@@ -1,8 +1,12 @@
 -- chat: an answer in a conversation whose turns are kept.
 
-CREATE FUNCTION ml_rag._parse_chat_options(options jsonb, OUT own jsonb, OUT rag jsonb)
+CREATE FUNCTION ml_rag._begin_turn(options jsonb, OUT own jsonb, OUT rag jsonb, OUT conversation_id uuid,
+  OUT turn integer, OUT query text)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
--- purpose: the options of ml_rag_chat, checked, and those of ml_rag as they were given
+-- purpose: the options of ml_rag_chat, checked, and those of ml_rag as they were given; the conversation of a
+-- call (null: a new one), and with re_run the turn that it replaces, with its query
+-- The role is looked at beside the policy, which does not bind the superuser.
+-- Reads: ml_rag.conversation, ml_rag.message
 BEGIN
   IF coalesce(jsonb_typeof(options), 'null') NOT IN ('object', 'null') THEN
     PERFORM ml_rag.parse_options('ml_rag_chat', options);
@@ -22,7 +26,7 @@ BEGIN
                   OR ml_rag._distance_of_words(lower(r.key), o.name) <= 2));
   own := ml_rag.parse_options('ml_rag_chat', own);
   BEGIN
-    PERFORM (own ->> 'conversation_id')::uuid;
+    conversation_id := own ->> 'conversation_id';
   EXCEPTION WHEN invalid_text_representation THEN
     PERFORM ml_rag._bad_option('conversation_id', own -> 'conversation_id', 'a uuid');
   END;
@@ -33,17 +37,6 @@ BEGIN
   IF (own -> 're_run')::boolean AND NOT own ? 'conversation_id' THEN
     PERFORM ml_rag._bad_option('re_run', 'true', 'true together with conversation_id');
   END IF;
-END
-$$;
-
-CREATE FUNCTION ml_rag._begin_turn(own jsonb, OUT conversation_id uuid, OUT turn integer, OUT query text)
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the conversation of a call (null: a new one), and with re_run the turn that it replaces, with its
--- query
--- The role is looked at beside the policy, which does not bind the superuser.
--- Reads: ml_rag.conversation, ml_rag.message
-BEGIN
-  conversation_id := (own ->> 'conversation_id')::uuid;
   IF conversation_id IS NULL THEN
     RETURN;
   END IF;
@@ -66,55 +59,13 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._write_turn(INOUT turn ml_rag.message)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: keep a turn, in the place that it has, or as the last one of its conversation, or of a new one.
--- Only here is the conversation locked, so that two sessions in it do not wait for each other's models
--- Writes: ml_rag.conversation, ml_rag.message
-BEGIN
-  turn.message_id := gen_random_uuid();
-  turn.role := current_user;
-  turn.created_at := clock_timestamp();
-  IF turn.conversation_id IS NULL THEN
-    turn.conversation_id := gen_random_uuid();
-    INSERT INTO ml_rag.conversation (conversation_id, role) VALUES (turn.conversation_id, turn.role);
-  ELSE
-    UPDATE ml_rag.conversation AS c SET changed_at = turn.created_at
-    WHERE c.role = turn.role AND c.conversation_id = turn.conversation_id;
-    IF NOT FOUND THEN
-      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'the conversation was deleted during the call',
-        DETAIL = format('The answer to the question in conversation %s is not kept.', turn.conversation_id),
-        HINT = 'Ask again without "conversation_id".';
-    END IF;
-  END IF;
-  IF turn.turn IS NULL THEN
-    -- another statement: it sees the turns that were written while this one waited
-    SELECT coalesce(max(m.turn), 0) + 1 INTO turn.turn FROM ml_rag.message AS m
-    WHERE m.role = turn.role AND m.conversation_id = turn.conversation_id;
-  ELSE
-    UPDATE ml_rag.message AS m SET message_id = turn.message_id, created_at = turn.created_at,
-      query = turn.query,
-      question = turn.question, text = turn.text, citations = turn.citations, options = turn.options,
-        filters = turn.filters
-    WHERE m.role = turn.role AND m.conversation_id = turn.conversation_id AND m.turn = turn.turn;
-    IF FOUND THEN
-      RETURN;
-    END IF;
-  END IF;
-  INSERT INTO ml_rag.message (message_id, conversation_id, role, turn, created_at, query, question, text,
-    citations, options, filters)
-  VALUES (turn.message_id, turn.conversation_id, turn.role, turn.turn, turn.created_at, turn.query,
-    turn.question, turn.text, turn.citations, turn.options, turn.filters);
-END
-$$;
-
 CREATE FUNCTION @extschema@.ml_rag_chat(query text, options jsonb DEFAULT NULL) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: a turn of a conversation: its earlier turns are the history of the question
+-- Writes: ml_rag.conversation, ml_rag.message
 DECLARE
   _call integer := ml_rag._begin('ml_rag_chat', 'discover');
   _began timestamptz := clock_timestamp();
-  _options record;
   _rag jsonb;
   _turn record;
   _history jsonb;
@@ -122,12 +73,13 @@ DECLARE
   _answered record;
   _before integer;
   _chosen jsonb;
-  _kept ml_rag.message;
+  _conversation uuid;
+  _message uuid;
+  _now timestamptz;
   _told boolean;
 BEGIN
   PERFORM ml_rag._check_writable('cannot keep a conversation');
-  _options := ml_rag._parse_chat_options($2);
-  _turn := ml_rag._begin_turn(_options.own);
+  _turn := ml_rag._begin_turn($2);
   _query := coalesce($1, _turn.query);
   _before := coalesce(_turn.turn, 2147483647);
   -- the answered turns before this one, the newest, at most 500 of a million characters together; what the
@@ -144,24 +96,48 @@ BEGIN
     ORDER BY m.turn DESC LIMIT 500
   ) AS t LEFT JOIN LATERAL (VALUES (1, 'user', t.query), (2, 'assistant', t.text)) AS s (place, role, content)
     ON t.characters <= 1000000;
-  _rag := _options.rag || jsonb_build_object('query_options',
-    coalesce(nullif(_options.rag -> 'query_options', 'null'), '{}')
+  _rag := _turn.rag || jsonb_build_object('query_options',
+    coalesce(nullif(_turn.rag -> 'query_options', 'null'), '{}')
     || CASE WHEN _turn.conversation_id IS NULL THEN '{}'
       ELSE jsonb_build_object('history', coalesce(_history, '[]')) END);
   _rag := ml_rag._parse_rag_options(_rag)
-    || CASE WHEN (_options.own -> 'return_prompt')::boolean THEN '{"return_prompt": true}'
+    || CASE WHEN (_turn.own -> 'return_prompt')::boolean THEN '{"return_prompt": true}'
       ELSE '{}' END::jsonb;
   IF _chosen IS NOT NULL THEN
     _rag := jsonb_set(_rag, '{query_options,filters_before}', _chosen);
   END IF;
   _answered := ml_rag._answer(_query, _rag, _call, _began);
-  _kept := ml_rag._write_turn(ROW(NULL, _turn.conversation_id, NULL, _turn.turn, NULL, _query,
-    _answered.question, _answered.answer ->> 'text', _answered.answer -> 'citations',
+  -- Only here is the conversation locked, so that two sessions in it do not wait for each other's models.
+  _now := clock_timestamp();
+  _conversation := coalesce(_turn.conversation_id, gen_random_uuid());
+  IF _turn.conversation_id IS NULL THEN
+    INSERT INTO ml_rag.conversation (conversation_id, role) VALUES (_conversation, current_user);
+  ELSE
+    UPDATE ml_rag.conversation AS c SET changed_at = _now
+    WHERE c.role = current_user AND c.conversation_id = _conversation;
+    IF NOT FOUND THEN
+      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'the conversation was deleted during the call',
+        DETAIL = format('The answer to the question in conversation %s is not kept.', _conversation),
+        HINT = 'Ask again without "conversation_id".';
+    END IF;
+  END IF;
+  -- in the place that it has, or as the last one. Another statement: it sees the turns that were written
+  -- while this one waited
+  INSERT INTO ml_rag.message AS m (message_id, conversation_id, role, turn, created_at, query, question, text,
+    citations, options, filters)
+  VALUES (gen_random_uuid(), _conversation, current_user, coalesce(_turn.turn, (
+      SELECT coalesce(max(o.turn), 0) + 1 FROM ml_rag.message AS o
+      WHERE o.role = current_user AND o.conversation_id = _conversation)),
+    _now, _query, _answered.question, _answered.answer ->> 'text', _answered.answer -> 'citations',
     coalesce(nullif($2, 'null'), '{}') - 'conversation_id',
-    _answered.answer #> '{retrieval_info,query,filters}')::ml_rag.message);
+    _answered.answer #> '{retrieval_info,query,filters}')
+  ON CONFLICT ON CONSTRAINT message_pkey DO UPDATE SET message_id = excluded.message_id,
+    created_at = excluded.created_at, query = excluded.query, question = excluded.question,
+    text = excluded.text, citations = excluded.citations, options = excluded.options,
+    filters = excluded.filters
+  RETURNING m.message_id INTO _message;
   _told := ml_rag._end(_call, '00000', _answered.trace, _began);
-  RETURN _answered.answer || jsonb_build_object('conversation_id', _kept.conversation_id,
-    'message_id', _kept.message_id,
+  RETURN _answered.answer || jsonb_build_object('conversation_id', _conversation, 'message_id', _message,
     'question', _answered.question);
 @CATCH_AND_END@
 END
