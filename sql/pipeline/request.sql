@@ -246,11 +246,12 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._arms(options jsonb, at_least integer, OUT arms ml_rag.arm[])
+CREATE FUNCTION ml_rag._request(question text, options jsonb, call integer DEFAULT NULL,
+  OUT request ml_rag.request)
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the arms of a call: those of option arms, else one or two that semantic_search and keyword_search
--- stand for. Each brings at least so many candidates as at_least says. options are parsed ones
+-- purpose: what is asked, once and for all stages; options are parsed ones, call that of ml_rag._begin
 DECLARE
+  _retrieval jsonb := options -> 'retrieval_options';
   _hybrid jsonb := CASE WHEN (options -> 'keyword_search')::boolean
     THEN coalesce(options -> 'hybrid_options', ml_rag.parse_options('hybrid_options', NULL)) END;
   -- reciprocal rank fusion counts these two the same
@@ -262,44 +263,11 @@ DECLARE
     FROM (VALUES ('semantic', _weight), ('keyword', 1 - _weight)) AS u (search, weight)
     WHERE (options -> concat(u.search, '_search'))::boolean));
   _weights double precision;
+  _arms ml_rag.arm[];
+  _least integer;
   _given jsonb;
   _of_a_kind integer;
   _n integer := 0;
-BEGIN
-  -- 0 where the one of two arms that is searched has no weight
-  _weights := (SELECT coalesce(nullif(sum(coalesce((a ->> 'weight')::double precision, 1)), 0), 1)
-               FROM jsonb_array_elements(_wanted) AS a);
-  FOR _given IN SELECT a FROM jsonb_array_elements(_wanted) AS a LOOP
-    _of_a_kind := 1 + (SELECT count(*) FROM unnest(arms) AS a WHERE a.search = _given ->> 'search');
-    _n := _n + 1;
-    arms[_n].search := _given ->> 'search';
-    arms[_n].name := concat_ws(' ', _given ->> 'search', CASE WHEN _of_a_kind > 1 THEN _of_a_kind END);
-    arms[_n].query_key := CASE jsonb_typeof(_given -> 'query') WHEN 'string' THEN _given ->> 'query' END;
-    arms[_n].query := CASE WHEN _given -> 'query' ? 'text' THEN ARRAY[_given #>> '{query,text}'] END;
-    arms[_n].query_embedding := CASE WHEN _given ? 'query_embedding'
-      THEN ml_rag._vector(_given -> 'query_embedding') END;
-    arms[_n].weight := CASE WHEN NOT (_given -> 'is_auto')::boolean
-      THEN coalesce((_given ->> 'weight')::double precision, 1) / _weights END;
-    arms[_n].candidates := greatest(at_least, (_given ->> 'candidates')::integer);
-    arms[_n].max_distance := (_given ->> 'max_distance')::numeric;
-    arms[_n].min_score := (_given ->> 'min_score')::double precision;
-    arms[_n].function := _given ->> 'function';
-    arms[_n].form := _given ->> 'form';
-    arms[_n].is_descending := (_given -> 'descending')::boolean;
-    arms[_n].node_group := nullif(_given ->> 'in', 'segment');
-    arms[_n].embedding := _given ->> 'embedding';
-    arms[_n].arguments := _given -> 'arguments';
-    arms[_n].is_alone := (_given -> 'alone')::boolean;
-  END LOOP;
-END
-$$;
-
-CREATE FUNCTION ml_rag._request(question text, options jsonb, call integer DEFAULT NULL,
-  OUT request ml_rag.request)
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: what is asked, once and for all stages; options are parsed ones, call that of ml_rag._begin
-DECLARE
-  _retrieval jsonb := options -> 'retrieval_options';
 BEGIN
   IF coalesce(question, '') !~ '[^[:space:]]' THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the question is empty',
@@ -328,7 +296,34 @@ BEGIN
     request.rerank_candidates := greatest(request.n_citations, (options #>> '{rerank,candidates}')::integer);
     request.min_score := (options #>> '{rerank,min_score}')::double precision;
   END IF;
-  request.arms := ml_rag._arms(options, coalesce(request.rerank_candidates, request.n_citations));
+  -- the arms: those of option arms, else one or two that semantic_search and keyword_search stand for
+  _least := coalesce(request.rerank_candidates, request.n_citations);
+  -- 0 where the one of two arms that is searched has no weight
+  _weights := (SELECT coalesce(nullif(sum(coalesce((a ->> 'weight')::double precision, 1)), 0), 1)
+               FROM jsonb_array_elements(_wanted) AS a);
+  FOR _given IN SELECT a FROM jsonb_array_elements(_wanted) AS a LOOP
+    _of_a_kind := 1 + (SELECT count(*) FROM unnest(_arms) AS a WHERE a.search = _given ->> 'search');
+    _n := _n + 1;
+    _arms[_n].search := _given ->> 'search';
+    _arms[_n].name := concat_ws(' ', _given ->> 'search', CASE WHEN _of_a_kind > 1 THEN _of_a_kind END);
+    _arms[_n].query_key := CASE jsonb_typeof(_given -> 'query') WHEN 'string' THEN _given ->> 'query' END;
+    _arms[_n].query := CASE WHEN _given -> 'query' ? 'text' THEN ARRAY[_given #>> '{query,text}'] END;
+    _arms[_n].query_embedding := CASE WHEN _given ? 'query_embedding'
+      THEN ml_rag._vector(_given -> 'query_embedding') END;
+    _arms[_n].weight := CASE WHEN NOT (_given -> 'is_auto')::boolean
+      THEN coalesce((_given ->> 'weight')::double precision, 1) / _weights END;
+    _arms[_n].candidates := greatest(_least, (_given ->> 'candidates')::integer);
+    _arms[_n].max_distance := (_given ->> 'max_distance')::numeric;
+    _arms[_n].min_score := (_given ->> 'min_score')::double precision;
+    _arms[_n].function := _given ->> 'function';
+    _arms[_n].form := _given ->> 'form';
+    _arms[_n].is_descending := (_given -> 'descending')::boolean;
+    _arms[_n].node_group := nullif(_given ->> 'in', 'segment');
+    _arms[_n].embedding := _given ->> 'embedding';
+    _arms[_n].arguments := _given -> 'arguments';
+    _arms[_n].is_alone := (_given -> 'alone')::boolean;
+  END LOOP;
+  request.arms := _arms;
   request.fusion := coalesce(options #>> '{hybrid_options,fusion}', 'weighted');
   request.rrf_k := coalesce((options #>> '{hybrid_options,rrf_k}')::double precision, 60);
   IF options ? 'query_embedding' THEN
