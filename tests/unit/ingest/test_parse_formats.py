@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import time
 import zipfile
@@ -14,7 +15,8 @@ import xlsxwriter
 
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats import pdf
-from ml_rag.ingest.formats.common import MAX_VALUE, clean, document
+from ml_rag.ingest.formats.common import MAX_VALUE, Request, clean, document
+from ml_rag.ingest.formats.mail import parse_msg
 from ml_rag.ingest.parse import parse
 from ml_rag.ingest.split import Chunking, split
 from ml_rag.ingest.units import Counter
@@ -842,6 +844,35 @@ ATTACHED = "\nContent-Disposition: attachment; filename=a.txt"
 )
 def test_mail_has_the_text_of_every_part_that_is_text(mail: str, expected: str) -> None:
     assert only("a.eml", f"Subject: s\nMIME-Version: 1.0\n{mail}") == f"# s\n\n{expected}"
+
+
+def test_mail_of_outlook_has_the_texts_and_mails_that_are_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = (f"__attach_version1.0_#0000000{n}/" for n in range(3))
+    mail = f"{second}__substg1.0_3701000D/"
+    texts = {
+        "0037": "s", "1000": "body", "0C1A": "Ann", f"{first}3707": "a.txt", f"{first}370E": "text/plain",
+        f"{mail}0037": "t", f"{mail}0C1F": "b@b", f"{mail}1000": "inner",
+        f"{third}3707": "b.txt", f"{third}370E": "text/plain",
+    }  # fmt: skip
+    streams = {f"{key[:-4]}__substg1.0_{key[-4:]}001F": text.encode("utf-16-le") for key, text in texts.items()}
+    streams[f"{first}__substg1.0_37010102"] = b"caf\xe9"
+    streams[f"{third}__substg1.0_37010102"] = bytes(range(32))
+
+    class Ole:
+        def exists(self, path: str) -> bool:
+            return path in streams
+
+        def openstream(self, path: str) -> BytesIO:
+            return BytesIO(streams[path])
+
+        def listdir(self) -> list[list[str]]:
+            return [path.split("/") for path in streams]
+
+    monkeypatch.setattr("ml_rag.ingest.formats.ole.open_ole", lambda _content: contextlib.nullcontext(Ole()))
+    (block,) = parse_msg("a.msg", b"", Request()).blocks
+    assert block.text == (
+        "# s\n\nFrom: Ann\n\nbody\n\nAttachments: a.txt, t, b.txt\n\n## a.txt\n\ncafé\n\n## t\n\nFrom: <b@b>\n\ninner"
+    )
 
 
 @pytest.mark.parametrize("plain", ["", "\n\n", "=C2=A0\n"])

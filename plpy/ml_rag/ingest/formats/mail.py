@@ -1,5 +1,5 @@
 """Mail (MIME, mailboxes, Outlook's MSG): headers that people read, then the text, then the attachments' names, and
-of MIME those that are text or mails."""
+the text of those that are texts or mails."""
 
 from __future__ import annotations
 
@@ -102,12 +102,11 @@ def _texts(message: Any, language: str | None) -> tuple[list[str], list[str]]:
             inner = part.get_payload()[0]
             headers = _headers(inner)
             found = chain(*_texts(inner, language))
-            title = f"## {headers['Subject']}" if headers["Subject"] else ""
-            attached.append("\n\n".join(filter(None, (title, _shown(headers), *found))))
+            attached.append(_attachment(headers["Subject"], "\n\n".join(filter(None, (_shown(headers), *found)))))
         elif not _is_attached(part, body):
             texts.append(_text(part, language))
         elif (text := _text(part, language)).strip():
-            attached.append(f"## {one_line(_attached(part))}\n\n{text}")
+            attached.append(_attachment(_attached(part), text))
     return texts, attached
 
 
@@ -141,6 +140,10 @@ def _has_text(part: Any, language: str | None) -> bool:
 def _is_attached(part: Any, body: Any) -> bool:
     is_mail = part.get_content_type() == "message/rfc822"
     return is_mail or part.is_attachment() or (part is not body and part.get_filename() is not None)
+
+
+def _attachment(name: str, text: str) -> str:
+    return f"## {one_line(name)}\n\n{text}" if name else text
 
 
 def _attached(part: Any) -> str:
@@ -185,25 +188,40 @@ def parse_msg(_name: str, content: bytes, request: Request) -> abc.Document:
                     return data.decode(encoding, "replace") if encoding else decode(data, request.language)
             return ""
 
-        sender = " ".join(part for part in (text("0C1A"), f"<{text('0C1F')}>" if text("0C1F") else "") if part)
-        sent = re.search(r"^Date:\s*(.+)$", text("007D"), re.MULTILINE | re.I)
-        headers = {
-            "Subject": text("0037"),
-            "From": sender,
-            "To": text("0E04"),
-            "Cc": text("0E03"),
-            "Date": sent[1] if sent else "",
-        }
-        body = plain if (plain := text("1000")).strip() else html_to_markdown(text("1013"))
+        def headers(prefix: str) -> dict[str, str]:
+            address = text("0C1F", prefix)
+            sent = re.search(r"^Date:\s*(.+)$", text("007D", prefix), re.MULTILINE | re.I)
+            return {
+                "Subject": one_line(text("0037", prefix)),
+                "From": " ".join(filter(None, (text("0C1A", prefix), f"<{address}>" if address else ""))),
+                "To": text("0E04", prefix),
+                "Cc": text("0E03", prefix),
+                "Date": sent[1] if sent else "",
+            }
+
+        def shown(prefix: str) -> str:
+            return plain if (plain := text("1000", prefix)).strip() else html_to_markdown(text("1013", prefix))
+
+        body = shown("")
         left_out = None if body.strip() or not ole.exists("__substg1.0_10090102") else "its text, which is in RTF alone"
-        attached = sorted({entry[0] for entry in ole.listdir() if entry[0].startswith("__attach_version1.0")})
-        names = [text("3707", f"{one}/") or text("3704", f"{one}/") for one in attached]
+        places = sorted({entry[0] for entry in ole.listdir() if entry[0].startswith("__attach_version1.0")})
+        names: list[str] = []
+        attached: list[str] = []
         described: list[tuple[str, dict[str, Any]]] = []
-        for one, name in zip(attached, names, strict=True):
-            path = f"{one}/__substg1.0_37010102"
-            if request.pictures is not None and _is_picture(text("370E", f"{one}/"), name) and ole.exists(path):
+        for place in places:
+            mail, path = f"{place}/__substg1.0_3701000D/", f"{place}/__substg1.0_37010102"
+            kind = text("370E", f"{place}/")
+            inner = headers(mail)
+            name = text("3707", f"{place}/") or text("3704", f"{place}/") or inner["Subject"]
+            names.append(name)
+            if any(inner.values()):
+                attached.append(_attachment(inner["Subject"], f"{_shown(inner)}\n\n{shown(mail)}"))
+            elif kind in _TEXTS and ole.exists(path) and is_text(data := _stream(ole, path)):
+                found = decode(data, request.language)
+                attached.append(_attachment(name, html_to_markdown(found) if kind == "text/html" else found))
+            if request.pictures is not None and _is_picture(kind, name) and ole.exists(path):
                 described += request.pictures.block(partial(_stream, ole, path), {})
-    return _mail("msg", headers, body, names, described, left_out)
+        return _mail("msg", headers(""), body, names, described, left_out, attached)
 
 
 def _stream(ole: Any, path: str) -> bytes:
