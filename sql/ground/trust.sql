@@ -5,6 +5,19 @@
 -- since relations are found by OID and read by name. So what nobody named is touched only if the owners of
 -- the relation and of its schema are trusted.
 
+CREATE FUNCTION ml_rag._was_changed(xmax xid) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
+-- purpose: whether a row of the catalog was changed since the snapshot that shows it; xmax: of the row
+-- Where a transaction has one snapshot, the catalog is that of when it began. A row that was changed since
+-- tells by which transaction, without its epoch: the one nearest to the snapshot.
+DECLARE
+  _newest bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+BEGIN
+  RETURN xmax <> '0' AND pg_xact_status((_newest + (xmax::text::bigint - _newest + 2147483648 & 4294967295)
+    - 2147483648)::text::xid8) IS NOT DISTINCT FROM 'committed';
+END
+$$;
+
 CREATE FUNCTION ml_rag._is_member(role oid, groups oid[], granted_by_superuser boolean) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether a role is one of the groups or a member of one, if asked for by nothing but grants of
@@ -19,6 +32,7 @@ BEGIN
         -- from PostgreSQL 16 on the role that creates another may grant it, without INHERIT and SET
         AND coalesce((to_jsonb(m) ->> 'inherit_option')::boolean OR (to_jsonb(m) ->> 'set_option')::boolean,
           true)
+        AND (m.xmax = '0' OR NOT ml_rag._was_changed(m.xmax))
     )
     SELECT FROM held AS h WHERE h.oid = ANY (groups));
 END
@@ -134,10 +148,12 @@ $$;
 CREATE FUNCTION ml_rag._code_owners(relations oid[]) RETURNS oid[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: whose code can run when these relations are read: their owners, those of their schemas, and former
--- ones  Reads: the catalog
+-- ones; 0 = not known, since it was changed after the snapshot was taken  Reads: the catalog
 BEGIN
   RETURN ARRAY(
-    SELECT DISTINCT unnest(ARRAY[c.relowner, n.nspowner] || ml_rag._left_behind(c.oid))
+    SELECT DISTINCT unnest(ARRAY[c.relowner, n.nspowner] || ml_rag._left_behind(c.oid)
+      || CASE WHEN c.xmax <> '0' AND ml_rag._was_changed(c.xmax) OR n.xmax <> '0'
+        AND ml_rag._was_changed(n.xmax) THEN '{0}'::oid[] ELSE '{}' END)
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY (relations)
     ORDER BY 1);
 END
@@ -164,7 +180,7 @@ DECLARE
 BEGIN
   FOR _found IN
     SELECT CASE c.oid WHEN relation THEN 'It' ELSE 'A relation that is read with it' END AS subject,
-      c.relowner AS owner,
+      c.relowner AS owner, 0 = ANY (ml_rag._code_owners(ARRAY[c.oid])) AS was_changed,
       n.nspname AS schema, n.nspowner AS schema_owner, ml_rag._left_behind(c.oid) AS former_owners
     FROM unnest(ml_rag._read_with(relation)) WITH ORDINALITY AS r (oid, place)
     JOIN pg_class AS c ON c.oid = r.oid JOIN pg_namespace AS n ON n.oid = c.relnamespace ORDER BY r.place
@@ -175,6 +191,9 @@ BEGIN
     ELSIF NOT ml_rag._trusts(_found.schema_owner) THEN
       RETURN format('%s is in schema %I, which belongs to role %s, which you do not trust.', _found.subject,
         _found.schema, quote_ident(pg_get_userbyid(_found.schema_owner)));
+    ELSIF _found.was_changed THEN
+      RETURN format('%s was changed after your transaction began, perhaps given to another role.',
+        _found.subject);
     END IF;
     FOREACH _former IN ARRAY _found.former_owners LOOP
       IF NOT ml_rag._trusts(_former) THEN
@@ -267,6 +286,20 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._hold_found(relation oid) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: hold a store that the call has found by itself, and its parts  Errors: 42501 it was given away
+-- meanwhile
+BEGIN
+  PERFORM ml_rag._hold(ml_rag._parts(relation));
+  IF NOT ml_rag._are_trusted(ml_rag._read_with(relation)) THEN
+    RAISE EXCEPTION USING ERRCODE = '42501',
+      MESSAGE = format('store %s was given to a role that you do not trust', ml_rag._relation_name(relation)),
+      DETAIL = ml_rag._why_untrusted(relation), HINT = 'Name it in "vector_store", with its schema.';
+  END IF;
+END
+$$;
+
 CREATE FUNCTION ml_rag._changed_with(relation oid) RETURNS oid[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: a table and all that goes or changes with its rows: its parts, and tables whose foreign keys say
@@ -284,19 +317,6 @@ BEGIN
           AND f.proname ~ '^RI_FKey_(cascade|setnull|setdefault)_') AS r (oid)
     )
     SELECT p.oid FROM part AS p);
-END
-$$;
-
-CREATE FUNCTION ml_rag._was_changed(xmax xid) RETURNS boolean
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
--- purpose: whether a row of the catalog was changed since the snapshot that shows it; xmax: of the row
--- Where a transaction has one snapshot, the catalog is that of when it began. A row that was changed since
--- tells by which transaction, without its epoch: the one nearest to the snapshot.
-DECLARE
-  _newest bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
-BEGIN
-  RETURN xmax <> '0' AND pg_xact_status((_newest + (xmax::text::bigint - _newest + 2147483648 & 4294967295)
-    - 2147483648)::text::xid8) IS NOT DISTINCT FROM 'committed';
 END
 $$;
 
@@ -321,25 +341,6 @@ BEGIN
       DETAIL = format('Relation %s has the name of a transition table of its triggers.',
         coalesce(to_regclass('pg_temp.ml_rag_new'), to_regclass('pg_temp.ml_rag_old'))),
       HINT = 'Drop or rename that relation.';
-  END IF;
-  IF NOT ml_rag._are_trusted(ml_rag._parts(relation) || ml_rag._parts(filled)) THEN
-    RAISE EXCEPTION USING ERRCODE = '42501',
-      MESSAGE = format('the trigger function of "%s" is of role %s, which does not trust the owner of the '
-        'table', relation,
-        quote_ident(current_user)),
-      DETAIL = 'Triggers of a table or a partition that the function writes would run code with the rights '
-        'of that role.',
-      HINT = 'Give the function to the owner of the table: ALTER FUNCTION … OWNER TO ….';
-  END IF;
-  SELECT c.oid::regclass AS table, pg_get_userbyid(c.relowner) AS owner INTO _found
-  FROM unnest(_tables) AS t (oid) JOIN pg_class AS c ON c.oid = t.oid
-  WHERE t.oid <> filled AND NOT ml_rag._are_trusted(ARRAY[c.oid]) ORDER BY c.oid LIMIT 1;
-  IF FOUND THEN
-    RAISE EXCEPTION USING ERRCODE = '42501',
-      MESSAGE = format('rows of "%s" refer to "%s"', _found.table, filled),
-      DETAIL = format('Their foreign key changes them together, and triggers of role %s, which you do not '
-        'trust, would run with the rights of %s.', quote_ident(_found.owner), quote_ident(current_user)),
-      HINT = format('Drop the foreign key, and REVOKE REFERENCES ON %s FROM the role.', filled);
   END IF;
   SELECT c.oid::regclass AS table, g.role INTO _found
   FROM pg_class AS c CROSS JOIN LATERAL (
@@ -377,6 +378,25 @@ BEGIN
       MESSAGE = format('table "%s" has been changed since the transaction began', _found.table),
       DETAIL = 'The snapshot of the transaction does not tell who may create triggers on it by now.',
       HINT = 'Try again, in a new transaction.';
+  END IF;
+  IF NOT ml_rag._are_trusted(ml_rag._parts(relation) || ml_rag._parts(filled)) THEN
+    RAISE EXCEPTION USING ERRCODE = '42501',
+      MESSAGE = format('the trigger function of "%s" is of role %s, which does not trust the owner of the '
+        'table', relation,
+        quote_ident(current_user)),
+      DETAIL = 'Triggers of a table or a partition that the function writes would run code with the rights '
+        'of that role.',
+      HINT = 'Give the function to the owner of the table: ALTER FUNCTION … OWNER TO ….';
+  END IF;
+  SELECT c.oid::regclass AS table, pg_get_userbyid(c.relowner) AS owner INTO _found
+  FROM unnest(_tables) AS t (oid) JOIN pg_class AS c ON c.oid = t.oid
+  WHERE t.oid <> filled AND NOT ml_rag._are_trusted(ARRAY[c.oid]) ORDER BY c.oid LIMIT 1;
+  IF FOUND THEN
+    RAISE EXCEPTION USING ERRCODE = '42501',
+      MESSAGE = format('rows of "%s" refer to "%s"', _found.table, filled),
+      DETAIL = format('Their foreign key changes them together, and triggers of role %s, which you do not '
+        'trust, would run with the rights of %s.', quote_ident(_found.owner), quote_ident(current_user)),
+      HINT = format('Drop the foreign key, and REVOKE REFERENCES ON %s FROM the role.', filled);
   END IF;
   SELECT t.tgname AS name, t.tgrelid::regclass AS table, r.* INTO _found
   FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid CROSS JOIN LATERAL (

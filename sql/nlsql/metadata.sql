@@ -37,7 +37,7 @@ $$;
 
 CREATE FUNCTION ml_rag._askable_tables(schemas text[], tables text[])
 RETURNS TABLE (relation oid, schema_name name, table_name name, name text, description text)
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 100 AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED ROWS 100 SET search_path FROM CURRENT AS $$
 -- purpose: the tables that the caller may read and that questions are answered from, with what is embedded of
 -- each
 -- What ml_rag has made of other tables' rows must be named. As for stores: reading a table can run its
@@ -62,10 +62,9 @@ WITH askable AS MATERIALIZED (
     AND ($2 && ARRAY[concat(n.nspname, '.', c.relname), format('%I.%I', n.nspname, c.relname)]
       OR (c.relowner = ANY (_owners) OR $1 IS NOT NULL AND c.relowner = n.nspowner)
         AND ($1 IS NOT NULL OR n.nspowner = ANY (_owners))
+        AND (c.xmax = '0' AND n.xmax = '0' OR 0 <> ALL (ml_rag._code_owners(ARRAY[c.oid])))
         AND CASE WHEN c.relkind = 'v' OR c.relhassubclass OR c.relrowsecurity THEN NOT EXISTS (
-          SELECT FROM unnest(ml_rag._read_with(c.oid)) AS r (oid) JOIN pg_class AS w ON w.oid = r.oid
-          JOIN pg_namespace AS s ON s.oid = w.relnamespace
-          CROSS JOIN LATERAL unnest(ARRAY[w.relowner, s.nspowner]) AS o (owner)
+          SELECT FROM unnest(ml_rag._code_owners(ml_rag._read_with(c.oid))) AS o (owner)
           WHERE o.owner <> ALL (_owners) AND ($1 IS NULL OR o.owner <> n.nspowner)) ELSE true END)
     AND has_schema_privilege(n.oid, 'USAGE')
     AND c.oid NOT IN (SELECT d.objid FROM pg_depend AS d WHERE d.refclassid = 'pg_extension'::regclass
@@ -196,14 +195,14 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._schema_metadata(query text, options jsonb, OUT metadata text, OUT tables text[],
-  OUT schemas text[], OUT relations oid[])
+  OUT schemas text[], OUT named text[], OUT relations oid[])
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the definitions of the tables that matter for a question, at most n_tables, most relevant first by
 -- the embeddings of their
--- descriptions: as many as fit 24 000 characters, at least one; relations: all that it may be answered from
+-- descriptions: as many as fit 24 000 characters, at least one; named: option tables, names or
+-- {"schema_name", "table_name"}, as names; relations: all that it may be answered from
 -- Errors: 42P01 there are none
 DECLARE
-  _named text[] := CASE WHEN options ? 'tables' THEN '{}'::text[] END;
   _schemas text[] := ml_rag._texts(options -> 'schemas');
   _tables record;
   _distances float8[];
@@ -212,28 +211,29 @@ DECLARE
   _definition text;
   _name jsonb;
 BEGIN
+  named := CASE WHEN options ? 'tables' THEN '{}'::text[] END;
   FOR _name IN SELECT e.value FROM jsonb_array_elements(options -> 'tables') AS e LOOP
     IF jsonb_typeof(_name) = 'object' AND jsonb_typeof(_name -> 'schema_name') = 'string'
       AND jsonb_typeof(_name -> 'table_name') = 'string'
       AND _name - '{schema_name,table_name}'::text[] = '{}' THEN
-      _named := _named || format('%I.%I', _name ->> 'schema_name', _name ->> 'table_name');
+      named := named || format('%I.%I', _name ->> 'schema_name', _name ->> 'table_name');
     ELSIF jsonb_typeof(_name) = 'string' THEN
-      _named := _named || (_name #>> '{}');
+      named := named || (_name #>> '{}');
     ELSE
       PERFORM ml_rag._bad_option('tables', _name, 'names, "schema.table" or "table", or objects with the '
         'keys "schema_name" and '
         '"table_name"');
     END IF;
   END LOOP;
-  IF _named IS NOT NULL AND _schemas IS NOT NULL THEN
+  IF named IS NOT NULL AND _schemas IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'options "schemas" and "tables" exclude each other',
       HINT = 'Name the tables with their schemas in "tables".';
   END IF;
   SELECT array_agg(t.relation) AS relations, array_agg(t.schema_name) AS schemas,
     array_agg(t.table_name) AS tables,
     array_agg(t.name) AS names, array_agg(t.description) AS descriptions
-  INTO _tables FROM ml_rag._askable_tables(_schemas, _named) AS t;
-  SELECT n INTO _missing FROM unnest(_named) AS n
+  INTO _tables FROM ml_rag._askable_tables(_schemas, named) AS t;
+  SELECT n INTO _missing FROM unnest(named) AS n
   WHERE NOT EXISTS (SELECT FROM unnest(_tables.schemas, _tables.tables) AS t (schema_name, table_name)
                     WHERE n IN (concat(t.schema_name, '.', t.table_name), t.table_name,
                                 format('%I.%I', t.schema_name, t.table_name), quote_ident(t.table_name)))

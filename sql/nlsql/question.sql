@@ -42,7 +42,7 @@ BEGIN
   _answer := ml_rag._python('nl_sql',
     jsonb_build_array(jsonb_build_object('question', $1, 'metadata', _shown.metadata,
     'tables', _shown.tables, 'schemas', _shown.schemas, 'model_id', _model, 'options', _options,
-    'relations', _shown.relations::bigint[],
+    'named', _shown.named, 'relations', _shown.relations::bigint[],
     -- where operators of types of extensions are; in a schema of somebody else's every name could be taken
     'extension_schemas', ARRAY(SELECT DISTINCT n.nspname::text
                                FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace

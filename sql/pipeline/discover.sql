@@ -172,6 +172,7 @@ BEGIN
     reason := ml_rag._why_untrusted(relation);
     hint := format('Name it with its schema in "vector_store", "%s"%s.', _relation.full_name, CASE
       WHEN reason IS NULL THEN ''
+      WHEN 0 = ANY (ml_rag._code_owners(ml_rag._read_with(relation))) THEN ', or begin another transaction'
       WHEN (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user) THEN
         ', or give it to a superuser'
       ELSE ', or have a superuser make that role a member of ml_rag_publisher, whom all users trust' END);

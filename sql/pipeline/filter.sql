@@ -168,7 +168,8 @@ BEGIN
   EXECUTE format(
     'SELECT CASE WHEN count(*) <= $2 THEN coalesce(array_agg(r.ctid), ''{}'') END '
     'FROM (SELECT t.ctid FROM %s AS t WHERE t.%I IS NOT NULL%s LIMIT $2 + 1) AS r',
-    ml_rag._relation_name(store.relation), store.segment, condition) INTO _keys USING NULL::text,
+    concat(CASE WHEN store.is_table THEN 'ONLY ' END, ml_rag._relation_name(store.relation)), store.segment,
+    condition) INTO _keys USING NULL::text,
       _most, arguments;
   RETURN _keys;
 END
@@ -197,7 +198,8 @@ DECLARE
       pg_relation_size(c.oid) / current_setting('block_size')::double precision), 200000 / c.reltuples)
     FROM pg_class AS c JOIN pg_am AS a ON a.oid = c.relam
     WHERE c.oid = store.relation AND c.reltuples > 0 AND a.amname = 'heap');
-  _from text := concat(ml_rag._relation_name(store.relation), ' AS t');
+  _from text := concat(CASE WHEN store.is_table THEN 'ONLY ' END, ml_rag._relation_name(store.relation),
+    ' AS t');
   _condition text := concat(format(' WHERE t.%I IS NOT NULL', store.segment), condition);
   _seen double precision;
   _least double precision;

@@ -49,10 +49,11 @@ $$;
 
 CREATE FUNCTION ml_rag._rows_of(store ml_rag.store) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: SQL of the rows of a store: its name, or where shards are missing what the others have
+-- purpose: SQL of the rows of a store: its name, without children that a table has got by now; if shards are
+-- missing, what the others have
 BEGIN
   IF store.missing IS NULL THEN
-    RETURN ml_rag._relation_name(store.relation);
+    RETURN concat(CASE WHEN store.is_table THEN 'ONLY ' END, ml_rag._relation_name(store.relation));
   END IF;
   RETURN (SELECT format('(%s)', string_agg(format('SELECT %s FROM %s AS t', (
       SELECT string_agg(format('t.%I', a.attname), ', ' ORDER BY a.attnum) FROM pg_attribute AS a
@@ -76,10 +77,12 @@ DECLARE
   _context text;
   _found text;
 BEGIN
-  IF NOT _is_named THEN
+  IF _is_named THEN
+    PERFORM ml_rag._hold(ml_rag._parts(store.relation));
+  ELSE
     _former_wait := ml_rag._limit_wait();
+    PERFORM ml_rag._hold_found(store.relation);
   END IF;
-  PERFORM ml_rag._hold(ml_rag._parts(store.relation));
   _statement := concat(head, ' FROM ', ml_rag._rows_of(store), ' AS t ', tail);
   EXECUTE _statement INTO _found USING given;
   PERFORM set_config('lock_timeout', _former_wait, true) WHERE _former_wait IS NOT NULL;

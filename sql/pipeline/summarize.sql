@@ -40,7 +40,7 @@ BEGIN
       IF _store.found = 'trusted' AND NOT _is_only THEN
         _former_wait := ml_rag._limit_wait();
       END IF;
-      PERFORM ml_rag._hold(ml_rag._parts(_store.relation)) WHERE _store.found = 'trusted';
+      PERFORM ml_rag._hold_found(_store.relation) WHERE _store.found = 'trusted';
       -- no shard comes or goes from here on
       PERFORM ml_rag._hold(ARRAY[c.oid]) FROM pg_class AS c
       WHERE c.oid = _store.relation AND c.relkind = 'p' AND _store.found IS DISTINCT FROM 'trusted';

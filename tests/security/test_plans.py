@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from typing import Any
 
 import pytest
@@ -272,18 +271,15 @@ def md5(text: str) -> str:
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
-def test_estimates_do_not_depend_on_the_words_that_are_asked_for(db: Database, owner: Connection) -> None:
+def test_no_estimates_for_the_words_that_are_asked_for_are_shown(db: Database, owner: Connection) -> None:
     """debug_print_plan is anybody's to set: estimates for a word would tell how common it is."""
     keyword_store(owner, ["zanzibar"] * 300 + ["quicksilver"])
     owner.execute("SELECT ml_rag.merge_keyword_index('docs'); ANALYZE")
     owner.execute(SCORES)
-    shown = []
-    for word in ("zanzibar", "quicksilver", "absent"):
-        asker = db.connect("asker")  # which plans anew
-        told: list[str] = []
-        asker.add_notice_handler(lambda d, told=told: told.append(str(d.message_detail)))  # type: ignore[misc]
-        asker.execute("SET client_min_messages = log; SET debug_print_plan = on")
-        asker.execute(f"SELECT * FROM public.keyword_scores('docs'::regclass, {KEY}, '{{{word}}}', '{{1}}', 10)")
-        shown.append([re.findall(r":plan_rows (\S+)", text) for text in told if "keyword_posting" in text])
-    assert shown[0]
-    assert shown[0] == shown[1] == shown[2]
+    asker = db.connect("asker")
+    told: list[str] = []
+    asker.add_notice_handler(lambda d: told.append(str(d.message_detail)))
+    asker.execute("SET client_min_messages = log; SET debug_print_plan = on")
+    asker.execute(f"SELECT * FROM public.keyword_scores('docs'::regclass, {KEY}, '{{zanzibar}}', '{{1}}', 10)")
+    assert any("keyword_scores" in text for text in told)
+    assert not any("keyword_posting" in text for text in told)

@@ -244,7 +244,10 @@ def test_what_takes_the_former_name_of_a_store_runs_no_code_in_a_transaction_wit
             attacker.execute(f"CREATE TABLE kb.docs AS {row}; ALTER TABLE kb.docs ENABLE ROW LEVEL SECURITY")
             attacker.execute("CREATE POLICY p ON kb.docs USING (own.evil(1))")
         attacker.execute("GRANT SELECT ON kb.docs TO PUBLIC")
-        found = answer(asker, "text", {**options, "skip_generate": True})
+        found = answer(asker, "text", {**options, "skip_generate": True, "vector_store": ["kb.docs"]})
+        # it may have been given away as well
+        with error("P0002", "no vector store found"), asker.transaction():
+            answer(asker, "text", {**options, "skip_generate": True})
     assert found == expected
     assert not any("ran as" in message for message in said), said
 

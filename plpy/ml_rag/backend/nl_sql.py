@@ -33,8 +33,8 @@ def answer(plpy: Any, generate: Callable[[dict[str, Any]], str], request: dict[s
     """The answer document as JSON text, with ``has_more``.
 
     ``generate``: a request of ``generate.generate`` to its text. ``request``: question, metadata (definitions of
-    tables), tables and schemas (their names), relations (OIDs of those that may be read), extension_schemas, model_id,
-    options of ml_nl_sql.
+    tables), tables and schemas (their names), relations (OIDs of those that may be read), named (option tables),
+    extension_schemas, model_id, options of ml_nl_sql.
 
     Raises what ``generate`` raises, and Interrupted.
     """
@@ -57,7 +57,7 @@ def answer(plpy: Any, generate: Callable[[dict[str, Any]], str], request: dict[s
         outcome = statement.examine(
             plpy,
             sql,
-            request["relations"],
+            statement.Within(request["relations"], options.get("schemas"), request["named"]),
             [*request["schemas"], *request["extension_schemas"]],
             options["max_rows"],
             run=options["execute"],

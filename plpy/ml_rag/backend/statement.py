@@ -8,7 +8,7 @@ import resource
 import signal
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_rag.backend import sizes, tree
 from ml_rag.backend.retrieval.sqltext import is_utf8
@@ -58,6 +58,14 @@ class _RolledBackError(Exception):
     """Ends the block in which the view is."""
 
 
+class Within(NamedTuple):
+    """What a statement may read: ``relations`` (OIDs), as long as the options of the call allow them."""
+
+    relations: list[int]
+    schemas: list[str] | None
+    tables: list[str] | None
+
+
 @dataclass
 class Outcome:
     """``reason``: why it is not valid, None where it is. ``rows``: JSON text of each, where it was run.
@@ -72,12 +80,10 @@ class Outcome:
     has_more: bool = False
 
 
-def examine(
-    plpy: Any, statement: str, relations: list[int], schemas: list[str], max_rows: int, *, run: bool
-) -> Outcome:
+def examine(plpy: Any, statement: str, within: Within, schemas: list[str], max_rows: int, *, run: bool) -> Outcome:
     """Parse a statement, decide, and run it where ``run``. Afterwards everything is as it was.
 
-    ``relations``: OIDs of those that it may read. ``schemas``: where names without a schema are looked for.
+    ``schemas``: where names without a schema are looked for.
 
     Raises Interrupted where the call was cancelled.
     """
@@ -93,7 +99,7 @@ def examine(
     try:
         with plpy.subtransaction():
             with deadline:
-                _decide(plpy, statement, relations, schemas, outcome)
+                _decide(plpy, statement, within, schemas, outcome)
                 if is_run := outcome.reason is None and run:
                     _run(plpy, max_rows, outcome)
             raise _RolledBackError
@@ -110,7 +116,7 @@ def examine(
     return outcome
 
 
-def _decide(plpy: Any, statement: str, relations: list[int], schemas: list[str], outcome: Outcome) -> None:
+def _decide(plpy: Any, statement: str, within: Within, schemas: list[str], outcome: Outcome) -> None:
     """Leaves a view, or says in ``outcome`` why not."""
     # names in the statement are resolved by this path, which the functions called here do not go by
     path = ", ".join(["pg_catalog", *map(plpy.quote_ident, schemas), "pg_temp"])
@@ -144,11 +150,15 @@ def _decide(plpy: Any, statement: str, relations: list[int], schemas: list[str],
         ]
     names = ", ".join(f"c{place}" for place in range(len(outcome.columns)))
     plpy.execute(f"CREATE TEMP VIEW ml_rag_statement ({names}) AS (\n{statement}\n)")
+    # by now what it reads is locked, and keeps its owner, which may have changed while the model wrote
     refusal = (
-        "SELECT ml_rag._refusal(ml_rag._parsed('ml_rag_statement'),"
-        " pg_catalog.array_append($1, pg_catalog.to_regclass('pg_temp.ml_rag_statement')::pg_catalog.oid))"
+        "SELECT ml_rag._refusal(ml_rag._parsed('ml_rag_statement'), ARRAY("
+        "SELECT t.relation FROM ml_rag._askable_tables($2, $3) AS t"
+        " WHERE t.relation OPERATOR(pg_catalog.=) ANY ($1)"
+        " UNION ALL SELECT pg_catalog.to_regclass('pg_temp.ml_rag_statement')::pg_catalog.oid))"
     )
-    outcome.reason = _value(plpy, refusal, "oid[]", relations) or _too_large(plpy)
+    arguments = ("oid[]", within.relations, "text[]", within.schemas, "text[]", within.tables)
+    outcome.reason = _value(plpy, refusal, *arguments) or _too_large(plpy)
 
 
 def _too_large(plpy: Any) -> str | None:
@@ -175,7 +185,7 @@ def _parsed(plpy: Any, view: str) -> str | None:
 
 
 def _value(plpy: Any, statement: str, *arguments: Any) -> Any:
-    """The one value of a statement with one parameter at most."""
+    """The one value of a statement. ``arguments``: of each parameter its type and value."""
     types, values = list(arguments[0::2]), list(arguments[1::2])
     (value,) = plpy.execute(plpy.prepare(statement, types), values)[0].values()
     return value

@@ -54,7 +54,8 @@ language | text | default_text_search_config | a code such as en or pt-BR, or a 
 $$);
 
 CREATE FUNCTION ml_rag._forget_dropped() RETURNS event_trigger
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET debug_print_parse = off SET debug_print_rewritten = off SET debug_print_plan = off
+SET search_path FROM CURRENT AS $$
 -- purpose: what is kept for a table goes with it: its keyword index, that of a shard of Citus with its
 -- trigger; the failures of its vectorizer  Writes: ml_rag_internal.keyword_store, ml_rag.vectorizer_error,
 -- ml_rag.vectorizer_truncated

@@ -3,7 +3,7 @@
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
-    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    FROM ONLY public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
@@ -29,7 +29,7 @@ FROM hit AS h ORDER BY h.place;
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<->) $1 AS distance
-    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    FROM ONLY public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<->) $1 LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
@@ -64,13 +64,13 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
-    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    FROM ONLY public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
   UNION ALL
   SELECT 2 AS store, s.row_key, s.document_name, NULL::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, coalesce(nullif(ml_rag._as_jsonb(t."metadata") ->> 'source', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'file_path', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'file_name', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'url', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s') AS document_name, t."key" AS document, NULL::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec AS distance
-    FROM kb."it's" AS t WHERE t."em""bedding" IS NOT NULL AND t."segment" IS NOT NULL
+    FROM ONLY kb."it's" AS t WHERE t."em""bedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY round(((t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec) + 0)::numeric, 4), (coalesce(nullif(ml_rag._as_jsonb(t."metadata") ->> 'source', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'file_path', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'file_name', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'url', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s')) COLLATE "C", t."key"::text COLLATE "C", NULL::bigint LIMIT 3) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
@@ -99,7 +99,7 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
-    FROM (SELECT t.ctid, t."document_id", t."document_name", t."metadata", t."segment", t."segment_embedding", t."segment_number" FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    FROM (SELECT t.ctid, t."document_id", t."document_name", t."metadata", t."segment", t."segment_embedding", t."segment_number" FROM ONLY public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
       ORDER BY public.binary_quantize(t."segment_embedding")::bit(3) OPERATOR(public.<~>) public.binary_quantize($1::public.vector)::bit(3) LIMIT 400) AS t
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
@@ -129,13 +129,13 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
-    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    FROM ONLY public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
   UNION ALL
   SELECT 2 AS store, s.row_key, s.document_name, NULL::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, coalesce(nullif(ml_rag._as_jsonb(t."metadata") ->> 'source', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'file_path', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'file_name', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'url', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s') AS document_name, t."key" AS document, NULL::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec AS distance
-    FROM kb."it's" AS t WHERE t."em""bedding" IS NOT NULL AND t."segment" IS NOT NULL
+    FROM ONLY kb."it's" AS t WHERE t."em""bedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
@@ -161,7 +161,7 @@ range AS (
 widened AS (
   SELECT best, ml_rag._joined(array_agg(segment ORDER BY segment_number)) AS segment, min(segment_number) AS first_segment, max(segment_number) AS last_segment FROM (
     SELECT r.best, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment
-    FROM range AS r JOIN public.handbook AS t ON r.store = 1 AND t."document_id" = r.document_key::bigint AND t."segment_number" BETWEEN r.first AND r.last
+    FROM range AS r JOIN ONLY public.handbook AS t ON r.store = 1 AND t."document_id" = r.document_key::bigint AND t."segment_number" BETWEEN r.first AND r.last
     WHERE t."segment" IS NOT NULL) AS n
   GROUP BY best
 ),
@@ -183,13 +183,13 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
-    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL AND t."document_id" = ANY ($3::bigint[])
+    FROM ONLY public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL AND t."document_id" = ANY ($3::bigint[])
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 11) AS s
   WHERE abs(s.distance) < 'Infinity'
   UNION ALL
   SELECT 2 AS store, s.row_key, s.document_name, NULL::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, coalesce(nullif(ml_rag._as_jsonb(t."metadata") ->> 'source', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'file_path', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'file_name', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'url', ''), nullif(ml_rag._as_jsonb(t."metadata") ->> 'title', ''), 'kb.it''s') AS document_name, t."key" AS document, NULL::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, (t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec) + 0 AS distance
-    FROM kb."it's" AS t WHERE t."em""bedding" IS NOT NULL AND t."segment" IS NOT NULL AND t.ctid = ANY ($4::tid[])
+    FROM ONLY kb."it's" AS t WHERE t."em""bedding" IS NOT NULL AND t."segment" IS NOT NULL AND t.ctid = ANY ($4::tid[])
     ORDER BY (t."em""bedding" OPERATOR(public.<=>) $1::public.halfvec) + 0 LIMIT 11) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
@@ -233,7 +233,7 @@ cited AS (
   SELECT * FROM ranked
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN ONLY public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
@@ -246,7 +246,7 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.bytes, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, octet_length(t."segment"::text) AS bytes, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
-    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    FROM ONLY public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
@@ -299,7 +299,7 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN ONLY public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
@@ -311,7 +311,7 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<->) $1 AS distance
-    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    FROM ONLY public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<->) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
@@ -360,7 +360,7 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN ONLY public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
@@ -372,7 +372,7 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
-    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    FROM ONLY public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
@@ -418,13 +418,13 @@ range AS (
 widened AS (
   SELECT best, ml_rag._joined(array_agg(segment ORDER BY segment_number)) AS segment, min(segment_number) AS first_segment, max(segment_number) AS last_segment FROM (
     SELECT r.best, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment
-    FROM range AS r JOIN public.handbook AS t ON r.store = 1 AND t."document_id" = r.document_key::bigint AND t."segment_number" BETWEEN r.first AND r.last
+    FROM range AS r JOIN ONLY public.handbook AS t ON r.store = 1 AND t."document_id" = r.document_key::bigint AND t."segment_number" BETWEEN r.first AND r.last
     WHERE t."segment" IS NOT NULL) AS n
   GROUP BY best
 ),
 hit AS (
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.metadata, coalesce(w.segment, c.segment) AS segment, w.first_segment, w.last_segment
-  FROM (SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key) AS c
+  FROM (SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN ONLY public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key) AS c
   LEFT JOIN range AS r ON r.store = c.store AND r.document_key = c.document_key
     AND c.segment_number BETWEEN r.first AND r.last
   LEFT JOIN widened AS w ON w.best = r.best
@@ -438,7 +438,7 @@ FROM hit AS h ORDER BY h.place;
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
-    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    FROM ONLY public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
@@ -450,7 +450,7 @@ semantic AS (
 arm2_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.own + 0)::numeric, 4)::float8 AS own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance, t."segment_embedding" OPERATOR(public.<=>) $2 AS own
-    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    FROM ONLY public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $2 LIMIT 104) AS s
   WHERE abs(s.own) < 'Infinity'
 ),
@@ -500,7 +500,7 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN ONLY public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
@@ -513,7 +513,7 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
-    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    FROM ONLY public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
@@ -559,7 +559,7 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, ml_rag._as_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key::tid
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, ml_rag._as_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN ONLY public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key::tid
 )
 SELECT row_number() OVER (ORDER BY h.place)::integer AS rank, (ARRAY['public.handbook'])[h.store] AS vector_store, h.document_name, h.document_id, CASE WHEN h.segment_number BETWEEN -2147483648 AND 2147483647 THEN h.segment_number END::integer AS segment_number, h.segment, h.distance, h.metadata, h.keyword_score, h.score, NULL::float8 AS rerank_score
 FROM hit AS h ORDER BY h.place;
@@ -569,7 +569,7 @@ FROM hit AS h ORDER BY h.place;
 WITH part1semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.bytes, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, octet_length(t."segment"::text) AS bytes, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
-    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    FROM ONLY public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
@@ -592,7 +592,7 @@ part1keyword AS (
 part2semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.bytes, round((s.own + 0)::numeric, 4)::float8 AS own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance, octet_length(t."segment"::text) AS bytes, t."segment_embedding" OPERATOR(public.<=>) $4 AS own
-    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    FROM ONLY public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $4 LIMIT 104) AS s
   WHERE abs(s.own) < 'Infinity'
 ),
@@ -647,7 +647,7 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN ONLY public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
@@ -659,7 +659,7 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, s.bytes, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, octet_length(t."segment"::text) AS bytes, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
-    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    FROM ONLY public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
   UNION ALL
@@ -733,7 +733,7 @@ range AS (
 widened AS (
   SELECT best, ml_rag._joined(array_agg(segment ORDER BY segment_number)) AS segment, min(segment_number) AS first_segment, max(segment_number) AS last_segment FROM (
     SELECT r.best, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment
-    FROM range AS r JOIN public.handbook AS t ON r.store = 1 AND t."document_id" = r.document_key::bigint AND t."segment_number" BETWEEN r.first AND r.last
+    FROM range AS r JOIN ONLY public.handbook AS t ON r.store = 1 AND t."document_id" = r.document_key::bigint AND t."segment_number" BETWEEN r.first AND r.last
     WHERE t."segment" IS NOT NULL
   UNION ALL
   SELECT r.best, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment
@@ -743,7 +743,7 @@ widened AS (
 ),
 hit AS (
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.metadata, coalesce(w.segment, c.segment) AS segment, w.first_segment, w.last_segment
-  FROM (SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, ml_rag._as_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key::tid
+  FROM (SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, ml_rag._as_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN ONLY public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key::tid
   UNION ALL
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.segment AS segment, c.metadata AS metadata FROM cited AS c WHERE c.store = 2) AS c
   LEFT JOIN range AS r ON r.store = c.store AND r.document_key = c.document_key
@@ -810,7 +810,7 @@ cited AS (
 hit AS (
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.segment AS segment, c.metadata AS metadata FROM cited AS c WHERE c.store = 1
   UNION ALL
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, ml_rag._as_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 2 AND t.ctid = c.row_key::tid
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, ml_rag._as_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN ONLY public.handbook AS t ON c.store = 2 AND t.ctid = c.row_key::tid
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.seen', 'public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
@@ -823,7 +823,7 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key::text AS row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS segment, NULL::jsonb AS metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
-    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    FROM ONLY public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
   UNION ALL
@@ -878,7 +878,7 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, ml_rag._as_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key::tid
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, coalesce(c.segment, t."segment"::text) AS segment, coalesce(c.metadata, ml_rag._as_jsonb(t."metadata")) AS metadata FROM cited AS c JOIN ONLY public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key::tid
   UNION ALL
   SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.segment AS segment, c.metadata AS metadata FROM cited AS c WHERE c.store = 2
 )
@@ -895,7 +895,7 @@ WITH arm1_found AS (
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, b.node, b.node_number, b.node_distance, b.node_key, b.own, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance FROM (
       SELECT DISTINCT ON (n."document_id", n."segment_number") n."document_id", n."segment_number", n.node, n.node_number, n."node_embedding" OPERATOR(public.<=>) $3 AS node_distance, 'public.handbook_nodes' || u.row_key AS node_key, n.text_hash, u.own
       FROM unnest($1, $2) AS u (row_key, own) JOIN public.handbook_nodes AS n ON n.ctid = u.row_key::tid
-      ORDER BY n."document_id", n."segment_number", u.own, n.node_number) AS b JOIN public.handbook AS t ON b."document_id" = t."document_id" AND b."segment_number" = t."segment_number"
+      ORDER BY n."document_id", n."segment_number", u.own, n.node_number) AS b JOIN ONLY public.handbook AS t ON b."document_id" = t."document_id" AND b."segment_number" = t."segment_number"
     WHERE t."segment" IS NOT NULL AND b.text_hash = hashtextextended(concat(t."segment") COLLATE "C", 0)
     ORDER BY b.own, (t."document_name"::text) COLLATE "C", t."document_id", t."segment_number"::bigint, b.node_number LIMIT 100) AS s
 ),
@@ -909,7 +909,7 @@ arm2_found AS (
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, b.node, b.node_number, b.node_distance, b.node_key, b.own, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance FROM (
       SELECT DISTINCT ON (n."document_id", n."segment_number") n."document_id", n."segment_number", n.node, n.node_number, NULL::float8 AS node_distance, 'public.summaries' || u.row_key AS node_key, n.text_hash, u.own
       FROM unnest($4, $5) AS u (row_key, own) JOIN public.summaries AS n ON n.ctid = u.row_key::tid
-      ORDER BY n."document_id", n."segment_number", u.own DESC, n.node_number) AS b JOIN public.handbook AS f ON b."document_id" = f."document_id" AND b."segment_number" = f."segment_number" JOIN public.handbook AS t ON t."document_id" = f."document_id"
+      ORDER BY n."document_id", n."segment_number", u.own DESC, n.node_number) AS b JOIN ONLY public.handbook AS f ON b."document_id" = f."document_id" AND b."segment_number" = f."segment_number" JOIN ONLY public.handbook AS t ON t."document_id" = f."document_id"
     WHERE t."segment" IS NOT NULL
     ORDER BY b.own DESC, (t."document_name"::text) COLLATE "C", t."document_id", t."segment_number"::bigint, b.node_number LIMIT 100) AS s
 ),
@@ -947,7 +947,7 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.node, c.node_distance, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.node, c.node_distance, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN ONLY public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score, 'node', h.node, 'node_distance', h.node_distance) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
@@ -961,7 +961,7 @@ WITH arm1_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.node, CASE WHEN abs(s.node_distance) < 'Infinity' THEN round((s.node_distance + 0)::numeric, 4) END AS node_distance, s.node_key, s.own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, b.node, b.node_number, b.node_distance, b.node_key, b.own, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance FROM (
       SELECT n."document_id", n."segment_number", n.node, n.node_number, n."node_embedding" OPERATOR(public.<=>) $3 AS node_distance, 'public.handbook_nodes' || u.row_key AS node_key, n.text_hash, u.own
-      FROM unnest($1, $2) AS u (row_key, own) JOIN public.handbook_nodes AS n ON n.ctid = u.row_key::tid) AS b JOIN public.handbook AS t ON b."document_id" = t."document_id" AND b."segment_number" = t."segment_number"
+      FROM unnest($1, $2) AS u (row_key, own) JOIN public.handbook_nodes AS n ON n.ctid = u.row_key::tid) AS b JOIN ONLY public.handbook AS t ON b."document_id" = t."document_id" AND b."segment_number" = t."segment_number"
     WHERE t."segment" IS NOT NULL AND b.text_hash = hashtextextended(concat(t."segment") COLLATE "C", 0)
     ORDER BY b.own, (t."document_name"::text) COLLATE "C", t."document_id", t."segment_number"::bigint, b.node_number LIMIT 100) AS s
 ),
@@ -974,7 +974,7 @@ arm2_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.node, CASE WHEN abs(s.node_distance) < 'Infinity' THEN round((s.node_distance + 0)::numeric, 4) END AS node_distance, s.node_key, s.own AS score, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT s.* FROM (SELECT DISTINCT ON (b.node_key) t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, b.node, b.node_number, b.node_distance, b.node_key, b.own, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance FROM (
       SELECT n."document_id", n."segment_number", n.node, n.node_number, NULL::float8 AS node_distance, 'public.summaries' || u.row_key AS node_key, n.text_hash, u.own
-      FROM unnest($4, $5) AS u (row_key, own) JOIN public.summaries AS n ON n.ctid = u.row_key::tid) AS b JOIN public.handbook AS f ON b."document_id" = f."document_id" AND b."segment_number" = f."segment_number" JOIN public.handbook AS t ON t."document_id" = f."document_id"
+      FROM unnest($4, $5) AS u (row_key, own) JOIN public.summaries AS n ON n.ctid = u.row_key::tid) AS b JOIN ONLY public.handbook AS f ON b."document_id" = f."document_id" AND b."segment_number" = f."segment_number" JOIN ONLY public.handbook AS t ON t."document_id" = f."document_id"
     WHERE t."segment" IS NOT NULL ORDER BY b.node_key, (t."document_name"::text) COLLATE "C", t."document_id", t."segment_number"::bigint) AS s
     ORDER BY s.own DESC, s.document_name COLLATE "C", s.document, s.segment_number, s.node_number LIMIT 100) AS s
 ),
@@ -986,7 +986,7 @@ arm2 AS (
 arm3_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, NULL::text AS node, NULL::numeric AS node_distance, NULL::text AS node_key, s.bytes, round((s.own + 0)::numeric, 4)::float8 AS own, CASE WHEN abs(s.distance) < 'Infinity' THEN round((s.distance + 0)::numeric, 4) END AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $3 AS distance, octet_length(t."segment"::text) AS bytes, t."e2" OPERATOR(public.<=>) $6::public.halfvec AS own
-    FROM public.handbook AS t WHERE t."e2" IS NOT NULL AND t."segment" IS NOT NULL
+    FROM ONLY public.handbook AS t WHERE t."e2" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."e2" OPERATOR(public.<=>) $6::public.halfvec LIMIT 104) AS s
   WHERE abs(s.own) < 'Infinity'
 ),
@@ -1033,7 +1033,7 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number, node COLLATE "C" LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.node, c.node_distance, coalesce(c.node, t."segment"::text) AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, c.node, c.node_distance, coalesce(c.node, t."segment"::text) AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN ONLY public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'node', h.node, 'node_distance', h.node_distance) ORDER BY h.place)::text AS hits, count(*) AS n,
   round(max(h.distance), 4)::text AS threshold, false AS is_percentage,
@@ -1045,7 +1045,7 @@ FROM (SELECT h.*, row_number() OVER (ORDER BY h.place) AS rank FROM hit AS h) AS
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, s.segment, s.metadata, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
-    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    FROM ONLY public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 4) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
@@ -1066,7 +1066,7 @@ FROM ranked;
 WITH semantic_found AS (
   SELECT 1 AS store, s.row_key, s.document_name, s.document::bigint AS document_id, s.document::text AS document_key, s.segment_number, round((s.distance + 0)::numeric, 4) AS distance
   FROM (SELECT t.ctid AS row_key, t."document_name"::text AS document_name, t."document_id" AS document, t."segment_number"::bigint AS segment_number, t."segment_embedding" OPERATOR(public.<=>) $1 AS distance
-    FROM public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
+    FROM ONLY public.handbook AS t WHERE t."segment_embedding" IS NOT NULL AND t."segment" IS NOT NULL
     ORDER BY t."segment_embedding" OPERATOR(public.<=>) $1 LIMIT 104) AS s
   WHERE abs(s.distance) < 'Infinity'
 ),
@@ -1119,7 +1119,7 @@ cited AS (
     ORDER BY score DESC, distance, store, document_name COLLATE "C", document_id, document_key COLLATE "C", segment_number LIMIT 3) AS r
 ),
 hit AS (
-  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
+  SELECT c.store, c.document_name, c.document_id, c.document_key, c.segment_number, c.distance, c.keyword_score, c.score, c.place, t."segment"::text AS segment, ml_rag._as_jsonb(t."metadata") AS metadata FROM cited AS c JOIN ONLY public.handbook AS t ON c.store = 1 AND t.ctid = c.row_key
 )
 SELECT json_agg(json_build_object('segment', h.segment, 'distance', h.distance, 'document_name', h.document_name, 'vector_store', (ARRAY['public.handbook'])[h.store], 'document_id', h.document_id, 'document_key', h.document_key, 'segment_number', h.segment_number, 'metadata', h.metadata, 'score', h.score, 'keyword_score', h.keyword_score) ORDER BY h.place)::text AS hits, count(*) AS n,
   round((SELECT distance FROM threshold), 4)::text AS threshold, (SELECT is_percentage FROM threshold) AS is_percentage,

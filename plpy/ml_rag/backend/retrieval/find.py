@@ -107,8 +107,8 @@ class Finder:
 
     def _embed_and_search(self, request: Request, question: str, stores: list[Store], vector: str | None) -> Found:
         embeds = vector is None and request.needs_embedding
-        if embeds or any(store.found == "trusted" and (store.is_shared or not store.is_table) for store in stores):
-            stores = self._hold(request, stores)
+        if embeds or any(store.found == "trusted" for store in stores):
+            stores = self._hold(request, question, stores)
         else:
             for store in stores:
                 hold(self._plpy, store)
@@ -236,8 +236,11 @@ class Finder:
         if error is not None:
             raise Failed(error)
 
-    def _hold(self, request: Request, stores: list[Store]) -> list[Store]:
-        """Nobody drops, renames or alters the stores until the end of the transaction: as ml_rag._hold."""
+    def _hold(self, request: Request, question: str, stores: list[Store]) -> list[Store]:
+        """Nobody drops, renames or alters the stores until the end of the transaction: as ml_rag._hold.
+
+        Without those that the call does not name and that were given away since they were found: while a lock was
+        waited for, or a model wrote. From here on their locks keep their owners."""
         left = []
         for store in stores:
             try:
@@ -252,7 +255,17 @@ class Finder:
                     self._leave_out(store, stores, e)
                 except Left:
                     continue
-        return self._as_named_now(left)
+        if not discovery.has_moved(self._plpy, self._context.schema):
+            return left
+        left = self._as_named_now(left)
+        if all(store.found == "named" for store in left):
+            return left
+        now = {store.relation for store in discovery.discover(self._plpy, self._context.schema, request.wanted)}
+        kept = [store for store in left if store.found == "named" or store.relation in now]
+        if not kept:
+            return self._hold(request, question, self._discover(request, question))
+        self.failures += [reasons.given_away(store) for store in left if store not in kept]
+        return kept
 
     def _as_named_now(self, stores: list[Store]) -> list[Store]:
         """The stores by the names that they have by now: a lock does not keep the owner of a schema from renaming it.

@@ -328,7 +328,7 @@ class _Plan:
         text = f"SELECT {columns}, {segment} AS segment, {metadata} AS metadata FROM cited AS c"
         if not store.is_table:
             return f"{text} WHERE c.store = {i}"
-        return f"{text} JOIN {store.table} AS t ON c.store = {i} AND t.ctid = {key}"
+        return f"{text} JOIN {store.rows} AS t ON c.store = {i} AND t.ctid = {key}"
 
     @property
     def _nodes(self) -> list[str]:

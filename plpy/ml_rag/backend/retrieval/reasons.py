@@ -36,6 +36,18 @@ def other_dimensions(store: Store, dimensions: int, length: int) -> Any:
     }
 
 
+def given_away(store: Store) -> Any:
+    """Of a store that the call found by itself, and that it would not find any more once it has its lock."""
+    name = store.vector_store
+    return failure(
+        name,
+        "55000",
+        f'store "{name}" has changed, and is none that is searched without its name',
+        "Another session changed it, or gave it to another role, while the call waited.",
+        'Name it in "vector_store", with its schema.',
+    )
+
+
 def _quoted(name: str) -> str:
     return name if re.fullmatch("[a-z_][a-z0-9_]*", name) else identifier(name)
 

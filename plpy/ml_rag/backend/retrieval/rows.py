@@ -191,7 +191,7 @@ class Rows:
     def _rows(self, i: int, source: Source, read: Near) -> str:
         """The same; or those of them that an index of smaller vectors finds."""
         store, embedding = source.store, read.embedding or source.store.embedding
-        rows = self._filtered(store.table, i, source, read)
+        rows = self._filtered(store.rows, i, source, read)
         if read.quantization is None or read.sort != "index":
             return rows
         names = {embedding.column, store.segment_embedding, store.segment, store.document_name, store.document_id}
@@ -250,13 +250,13 @@ class Rows:
         of_key = "t" if found.document is None else "f"
         pairs = zip(found.key, found.store_key, strict=True)
         same = " AND ".join(f"b.{identifier(name)} = {of_key}.{identifier(other)}" for name, other in pairs)
-        rows = f"JOIN {store.table} AS {of_key} ON {same}"
+        rows = f"JOIN {store.rows} AS {of_key} ON {same}"
         if found.document is None:
             segment = f"t.{identifier(store.segment)}"
             unchanged = f' AND b.text_hash = hashtextextended(concat({segment}) COLLATE "C", 0)'
         else:
             document = identifier(found.document)
-            rows += f" JOIN {store.table} AS t ON t.{document} = f.{document}"
+            rows += f" JOIN {store.rows} AS t ON t.{document} = f.{document}"
             unchanged = ""
         distance = "NULL::float8"
         if self.shape.has_vector and found.embedding_type is not None:

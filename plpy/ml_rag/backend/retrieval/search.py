@@ -326,11 +326,9 @@ class Search:
     def words(self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int) -> tuple[Source, Words]:
         lookup = filters.first_lookup(source.store, self._filtered.get(source.store), arm.candidates)
         index = self._look_up(source, arm, asked, place, i, lookup)
-        rows = f"ONLY {source.store.table}"
-        if not source.store.is_table:
-            rows = source.rows
-            if not source.columns:
-                rows = in_ascii(self._plpy, _run(self._plpy, "indexed rows", source.store.relation)[0]["rows"])
+        rows = source.rows
+        if not source.store.is_table and not source.columns:
+            rows = in_ascii(self._plpy, _run(self._plpy, "indexed rows", source.store.relation)[0]["rows"])
         return source, Words(tuple(index["key"]), tuple(index["key_types"]), rows)
 
     def _look_up(self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int, lookup: Lookup) -> dict[str, Any]:
@@ -678,10 +676,10 @@ class NodeSearch:
         if not made.condition:
             return made
         own, of_store = (", ".join(f"t.{identifier(name)}" for name in group[key]) for key in ("key", "store_key"))
-        before, after = f"({own}) IN (SELECT {of_store} FROM {store.table} AS t WHERE ", ")"
+        before, after = f"({own}) IN (SELECT {of_store} FROM {store.rows} AS t WHERE ", ")"
         if (document := group["options"].get("document")) is not None:
             name = f"t.{identifier(document)}"
-            before, after = f"{before}{name} IN (SELECT {name} FROM {store.table} AS t WHERE ", "))"
+            before, after = f"{before}{name} IN (SELECT {name} FROM {store.rows} AS t WHERE ", "))"
         if made.row_keys is not None:
             plpy = self._outer._plpy
             # as a constant: how many rows these are decides how the others are found

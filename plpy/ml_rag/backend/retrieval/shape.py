@@ -194,7 +194,7 @@ class Source(NamedTuple):
     def rows(self) -> str:
         """What has all of its rows."""
         if self.leaves is None or not self.columns:
-            return self.store.table
+            return self.store.rows
         columns = ", ".join(self.columns)
         return "(" + " UNION ALL ".join(f"SELECT {columns} FROM {leaf}" for leaf in self.leaves) + ")"
 

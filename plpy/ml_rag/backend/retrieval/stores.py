@@ -92,6 +92,11 @@ class Store(NamedTuple):
         return id(self)
 
     @property
+    def rows(self) -> str:
+        """Its rows in FROM; of a table without children, which would have the same ctids, and code of their owners."""
+        return f"ONLY {self.table}" if self.is_table else self.table
+
+    @property
     def embedding(self) -> Embedding:
         return Embedding(self.embed_model_id, self.segment_embedding, self.embedding_type, self.dimensions)
 
@@ -123,7 +128,7 @@ _NAME = "(pg_identify_object('pg_class'::regclass, c.oid, 0)).identity"
 #: what VACUUM changes in place, names that statements find them and their types by, and what the caller may do
 _VERSIONS = f"""SELECT c.oid::int8 AS relation, c.relowner::int8 AS owner, n.nspowner::int8 AS schema_owner,
   pg_get_userbyid(c.relowner) = current_user AS is_own, pg_get_userbyid(n.nspowner) = current_user AS is_own_schema,
-  c.relkind = 'v' OR c.relhassubclass OR c.relrowsecurity AS has_parts,
+  c.relkind = 'v' OR c.relhassubclass OR c.relrowsecurity OR c.xmax <> '0' OR n.xmax <> '0' AS has_parts,
   (SELECT v.value FROM ml_rag.setting_value AS v WHERE v.name = 'searched_owners') AS searched_owners,
   concat(c.ctid, c.xmin, n.ctid, n.xmin, {_NAME}, c.reltuples BETWEEN 0 AND 20000, row_security_active(c.oid),
     has_table_privilege(c.oid, 'SELECT'), to_regclass('pg_catalog.pg_dist_partition') IS NULL, (
@@ -137,7 +142,7 @@ _VERSIONS = f"""SELECT c.oid::int8 AS relation, c.relowner::int8 AS owner, n.nsp
       SELECT string_agg(concat(x.ctid, x.xmin, i.ctid, i.xmin), NULL ORDER BY x.indexrelid)
       FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid WHERE x.indrelid = c.oid)) AS version
 FROM """
-_SCHEMA = "CROSS JOIN LATERAL (SELECT n.ctid, n.xmin, n.* FROM pg_namespace AS n WHERE n.oid = c.relnamespace"
+_SCHEMA = "CROSS JOIN LATERAL (SELECT n.ctid, n.xmin, n.xmax, n.* FROM pg_namespace AS n WHERE n.oid = c.relnamespace"
 _USABLE = """c.relkind IN ('r', 'p', 'f', 'v', 'm') AND c.relispopulated
   AND has_schema_privilege(n.oid, 'USAGE') AND NOT pg_is_other_temp_schema(n.oid)"""
 
@@ -159,8 +164,8 @@ def _statements(schema: str) -> Statements:
             ),
             "metrics": ("SELECT m.name, m.operator, m.shift, m.is_complement FROM ml_rag.metric AS m",),
             "named": (
-                f"{_VERSIONS} (SELECT c.ctid, c.xmin, c.* FROM pg_class AS c WHERE c.relname = ANY ($1) OFFSET 0) AS c"
-                f" {_SCHEMA} OFFSET 0) AS n WHERE {_USABLE}",
+                f"{_VERSIONS} (SELECT c.ctid, c.xmin, c.xmax, c.* FROM pg_class AS c WHERE c.relname = ANY ($1)"
+                f" OFFSET 0) AS c {_SCHEMA} OFFSET 0) AS n WHERE {_USABLE}",
                 "name[]",
             ),
             # every column of type vector is one entry of pg_depend away
@@ -170,7 +175,7 @@ def _statements(schema: str) -> Statements:
                 " AND d.classid = 'pg_class'::regclass AND d.objsubid > 0 OFFSET 0) AS d"
                 # by table, once its owner is known: anybody can make a table of 1600 vectors
                 " CROSS JOIN LATERAL ("
-                "SELECT c.ctid, c.xmin, c.* FROM pg_class AS c"
+                "SELECT c.ctid, c.xmin, c.xmax, c.* FROM pg_class AS c"
                 " WHERE c.oid = d.objid AND c.relowner <> ALL ($1)"
                 " AND (SELECT count(*) > 0 FROM (SELECT FROM pg_description AS m WHERE m.objoid = c.oid"
                 " AND m.classoid = 'pg_class'::regclass AND m.objsubid > 0 LIMIT 1) AS m) OFFSET 0) AS c"
@@ -302,6 +307,12 @@ def discover(plpy: Any, schema: str, wanted: Wanted) -> list[Store]:
     if moment is not None and len(_found) < _MOST_FOUND and len(repr(wanted)) <= _LONGEST_WANTED:
         _found[wanted] = found
     return list(found)
+
+
+def has_moved(plpy: Any, schema: str) -> bool:
+    """Whether the catalog may be another one than the last ``discover`` has seen."""
+    moment = _run(schema)(plpy, "moment")[0]["moment"]
+    return moment is None or moment != _moment
 
 
 def at_moment(key: Any, look_up: Callable[[], Any]) -> Any:
