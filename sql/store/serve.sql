@@ -66,7 +66,8 @@ BEGIN
       DETAIL = format('The shard has %s; version %s asks.', ml_rag.version(), request ->> 'version'),
       HINT = 'ALTER EXTENSION ml_rag UPDATE brings the older one up.';
   ELSIF request ->> 'call' = 'describe' THEN
-    RETURN ml_rag._describe(store);
+    -- from the role that asks
+    RETURN ml_rag._describe(store) || jsonb_build_object('hides rows', row_security_active(store));
   ELSIF request ->> 'call' IS NULL OR request ->> 'call' <> ALL ('{statistics,keyword,semantic}') THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'unknown request to a shard',
       DETAIL = format('Got %s.', coalesce(left(request ->> 'call', 100), 'none'));

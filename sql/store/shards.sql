@@ -245,6 +245,126 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._free_name(store regclass, suffix text, number integer) RETURNS name
+LANGUAGE plpgsql VOLATILE PARALLEL SAFE AS $$
+-- purpose: a name for a table beside a store, with another one for its table of calls. Anybody who may create
+-- there can have taken a name, by a type too.
+-- Reads: the catalog
+DECLARE
+  _names record;
+  _name name;
+BEGIN
+  SELECT n.nspname, (SELECT max(left(c.relname, i)) FROM generate_series(1, 63) AS i
+    WHERE octet_length(left(c.relname, i)) <= 50) AS prefix
+  INTO _names FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
+  LOOP
+    _name := concat(_names.prefix, suffix, number);
+    EXIT WHEN NOT EXISTS (
+      SELECT FROM unnest(ARRAY[_name, ml_rag._calls_name(_name)]) AS u (taken)
+      WHERE to_regclass(format('%I.%I', _names.nspname, taken)) IS NOT NULL
+        OR to_regtype(format('%I.%I', _names.nspname, taken)) IS NOT NULL);
+    number := number + 1;
+  END LOOP;
+  RETURN _name;
+END
+$$;
+
+CREATE FUNCTION ml_rag._make_foreign(store regclass, server name, schema_name name,
+  table_name name) RETURNS regclass
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: the foreign table of a shard, which is not a partition yet, and its table of calls
+-- Writes: new tables, as the caller
+DECLARE
+  _schema name := (SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+                   WHERE c.oid = store);
+  _name name := ml_rag._free_name(store, '_s', 0);
+BEGIN
+  EXECUTE
+    format('CREATE FOREIGN TABLE %I.%I (%s) SERVER %I OPTIONS (schema_name %L, table_name %L, async_capable '
+      '''true'', batch_size ''100'')', _schema, _name, (
+      SELECT string_agg(format('%I %s%s%s', a.attname, format_type(a.atttypid, a.atttypmod),
+        CASE WHEN a.attcollation <> t.typcollation THEN ' COLLATE ' || a.attcollation::regcollation END,
+        CASE WHEN a.attnotnull THEN ' NOT NULL' END), ', ' ORDER BY a.attnum)
+      FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+      WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped), server, schema_name, table_name);
+  EXECUTE format('CREATE FOREIGN TABLE %I.%I (store oid) SERVER %I OPTIONS (schema_name %L, table_name %L, '
+    'async_capable ''true'')', _schema, ml_rag._calls_name(_name), server, schema_name,
+      concat(table_name, '_shard'));
+  RETURN format('%I.%I', _schema, _name)::regclass;
+END
+$$;
+
+CREATE FUNCTION ml_rag._check_visible(store regclass, shard regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: that no policy hides rows of a shard from the caller, who would lose them
+-- One whose table of calls is gone is asked by tables that are dropped again.
+-- Errors: 55000, and those of ml_rag._ask_shards
+DECLARE
+  _asked regclass := shard;
+  _hides boolean;
+BEGIN
+  IF ml_rag._calls_of(shard) IS NULL THEN
+    SELECT ml_rag._make_foreign(store, s.srvname, coalesce(o.schema_name, n.nspname),
+      coalesce(o.table_name, c.relname)) INTO _asked
+    FROM pg_foreign_table AS f JOIN pg_foreign_server AS s ON s.oid = f.ftserver
+    JOIN pg_class AS c ON c.oid = f.ftrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    CROSS JOIN LATERAL (
+      SELECT max(t.option_value) FILTER (WHERE t.option_name = 'schema_name') AS schema_name,
+        max(t.option_value) FILTER (WHERE t.option_name = 'table_name') AS table_name
+      FROM pg_options_to_table(f.ftoptions) AS t) AS o
+    WHERE f.ftrelid = shard;
+  END IF;
+  _hides := (SELECT a.answer -> 'hides rows' IS DISTINCT FROM 'false'
+             FROM ml_rag._ask_shards(ARRAY[_asked], '{"call": "describe"}') AS a);
+  IF _asked <> shard THEN
+    EXECUTE format('DROP FOREIGN TABLE %s, %s', ml_rag._relation_name(_asked),
+      ml_rag._relation_name(ml_rag._calls_of(_asked)));
+  END IF;
+  IF _hides THEN
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('row-level security of shard "%s" applies to you', shard),
+      DETAIL = 'Rows that it hides from the role there that your user mapping names would be lost.',
+      HINT = 'Map yourself to the owner of the table there, and without FORCE ROW LEVEL SECURITY.';
+  END IF;
+END
+$$;
+
+CREATE FUNCTION ml_rag._copy_rows(store regclass, source regclass, target regclass) RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: all rows of a partition to another table, or the error; returns how many
+-- Writes: the target, as the caller  Errors: 55000
+DECLARE
+  -- not count(*) of the foreign table, which the server would do in one statement, within a statement_timeout
+  _count CONSTANT text := 'SELECT count(*) FROM (SELECT FROM %s OFFSET 0) AS t';
+  _rows bigint;
+  _before bigint;
+  _after bigint;
+BEGIN
+  EXECUTE format(_count, ml_rag._relation_name(source)) INTO _rows;
+  EXECUTE format(_count, ml_rag._relation_name(target)) INTO _before;
+  IF _rows > 0 AND _before > 0 THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'the shard has rows already',
+      DETAIL = format('So has partition "%s".', source),
+      HINT = 'Name another table of that server in "table_name", or delete the rows of the shard if nobody '
+        'needs them.';
+  END IF;
+  -- it is locked there by now: no policy comes in between
+  PERFORM ml_rag._check_visible(store, f.ftrelid) FROM pg_foreign_table AS f
+  WHERE f.ftrelid IN (source, target);
+  EXECUTE format('INSERT INTO %s (%s) SELECT %2$s FROM %s', ml_rag._relation_name(target), (
+    SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) FROM pg_attribute AS a
+    WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped), ml_rag._relation_name(source));
+  EXECUTE format(_count, ml_rag._relation_name(target)) INTO _after;
+  IF _after - _before <> _rows THEN
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('"%s" has got %s of the %s rows of "%s"', target, _after - _before, _rows, source),
+      DETAIL = 'A trigger or rule of the table, such as one on the shard, can leave rows out.',
+      HINT = 'Drop or disable it, and call again.';
+  END IF;
+  RETURN _rows;
+END
+$$;
+
 CREATE FUNCTION ml_rag._move_partition(store regclass, partition integer, target regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the rows of a partition to another table, which takes its place; the former one is dropped (of a
@@ -254,24 +374,13 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 DECLARE
   _old record := ml_rag._partition(store, partition);
   _relation text := ml_rag._relation_name(store);
-  _columns text := (SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) FROM pg_attribute AS a
-                    WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped);
   _is_shard boolean := EXISTS (SELECT FROM ml_rag._shards(store) AS s WHERE s.shard = _old.relation);
   _key name := (SELECT k.conname FROM pg_constraint AS k WHERE k.conrelid = store AND k.contype = 'p');
   _calls regclass := ml_rag._calls_of(_old.relation);
   _misplaced boolean;
 BEGIN
   PERFORM ml_rag._check_sharding(store);
-  EXECUTE format('SELECT EXISTS (SELECT FROM %s)', ml_rag._relation_name(_old.relation)) INTO _misplaced;
-  IF _misplaced THEN
-    EXECUTE format('SELECT EXISTS (SELECT FROM %s)', ml_rag._relation_name(target)) INTO _misplaced;
-    IF _misplaced THEN
-      RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'the shard has rows already',
-        DETAIL = format('So has partition "%s".', _old.relation),
-        HINT = 'Name another table of that server in "table_name", or delete the rows of the shard if nobody '
-          'needs them.';
-    END IF;
-  ELSE
+  IF ml_rag._copy_rows(store, _old.relation, target) = 0 THEN
     -- a shard that was filled beforehand; OFFSET 0, as the function would be shipped, with the OID of a table
     -- that is here
     EXECUTE format('SELECT EXISTS (SELECT FROM (SELECT f.document_id FROM %s AS f OFFSET 0) AS t '
@@ -283,8 +392,6 @@ BEGIN
         HINT = 'Empty it: the rows of the partition are copied.';
     END IF;
   END IF;
-  EXECUTE format('INSERT INTO %s (%s) SELECT %2$s FROM %s', ml_rag._relation_name(target), _columns,
-    ml_rag._relation_name(_old.relation));
   IF NOT _is_shard THEN
     -- its own trigger takes the rows out of the keyword index
     EXECUTE format('DELETE FROM %s', ml_rag._relation_name(_old.relation));
@@ -312,11 +419,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- Writes: the store's definition and the shard, as the caller
 DECLARE
   _options jsonb;
-  _names record;
   _schema name;
   _table name;
-  _name text;
-  _number integer := 0;
   _shard regclass;
   _own jsonb;
   _other jsonb;
@@ -329,35 +433,11 @@ BEGIN
   -- statement, and rows that are written later would not move. And before the shards that there are are
   -- looked at.
   PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
-  SELECT n.nspname, c.relname, (SELECT max(left(c.relname, i)) FROM generate_series(1, 63) AS i
-    WHERE octet_length(left(c.relname, i)) <= 45) AS prefix
-  INTO _names FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
-  _schema := coalesce(_options ->> 'schema_name', _names.nspname);
-  _table := coalesce(_options ->> 'table_name', _names.relname);
+  SELECT coalesce(_options ->> 'schema_name', n.nspname), coalesce(_options ->> 'table_name', c.relname)
+  INTO _schema, _table
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
   PERFORM ml_rag._check_server(store, server, _schema, _table);
-  -- The foreign table of the shard, not yet a partition, and its table of calls. Anybody who may create
-  -- beside the store can have taken a name, by a type too.
-  LOOP
-    _name := concat(_names.prefix, '_s', _number);
-    EXIT WHEN NOT EXISTS (
-      SELECT FROM unnest(ARRAY[_name, concat(_name, '_calls')]) AS u (taken)
-      WHERE to_regclass(format('%I.%I', _names.nspname, taken)) IS NOT NULL
-        OR to_regtype(format('%I.%I', _names.nspname, taken)) IS NOT NULL);
-    _number := _number + 1;
-  END LOOP;
-  EXECUTE
-    format('CREATE FOREIGN TABLE %I.%I (%s) SERVER %I OPTIONS (schema_name %L, table_name %L, async_capable '
-      '''true'', '
-    'batch_size ''100'')', _names.nspname, _name, (
-      SELECT string_agg(format('%I %s%s%s', a.attname, format_type(a.atttypid, a.atttypmod),
-        CASE WHEN a.attcollation <> t.typcollation THEN ' COLLATE ' || a.attcollation::regcollation END,
-        CASE WHEN a.attnotnull THEN ' NOT NULL' END), ', ' ORDER BY a.attnum)
-      FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
-      WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped), server, _schema, _table);
-  EXECUTE format('CREATE FOREIGN TABLE %I.%I (store oid) SERVER %I OPTIONS (schema_name %L, table_name %L, '
-    'async_capable ''true'')', _names.nspname, concat(_name, '_calls'), server, _schema,
-      concat(_table, '_shard'));
-  _shard := format('%I.%I', _names.nspname, _name)::regclass;
+  _shard := ml_rag._make_foreign(store, server, _schema, _table);
   _own := ml_rag._describe(store);
   _other := (SELECT a.answer FROM ml_rag._ask_shards(ARRAY[_shard], '{"call": "describe"}') AS a);
   _key := (SELECT k FROM jsonb_object_keys(_own) AS k WHERE _own -> k IS DISTINCT FROM _other -> k
@@ -385,8 +465,9 @@ searches the shard with a user mapping of their own. For the owner of the store.
 ml_rag.option WHERE routine = 'attach_shard'. Returns the foreign table. Errors: 22023 bad option or server;
 25006; 42704 no such partition or server; 42P01; 42501; 55000 the shard differs from the store, has rows of
 its own, or is a shard of the store already, or the store can have none, or at another isolation level than
-READ COMMITTED, or in a transaction that has used a shard on one of the servers; 55P03 lock_timeout; 40P01 a
-transaction has read the store, and waits to write to it; those of postgres_fdw.$$;
+READ COMMITTED, or in a transaction that has used a shard on one of the servers, or row-level security of a
+shard applies to the caller, or a shard does not keep all rows; 55P03 lock_timeout; 40P01 a transaction has
+read the store, and waits to write to it; those of postgres_fdw.$$;
 
 CREATE FUNCTION ml_rag.detach_shard(store regclass, partition integer) RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
@@ -394,7 +475,6 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 DECLARE
   _old record;
   _relation text;
-  _columns text;
   _calls regclass;
   _shard text;
   _name text;
@@ -402,8 +482,6 @@ BEGIN
   PERFORM ml_rag._check_unread(store);
   _old := ml_rag._partition(store, partition);
   _relation := ml_rag._relation_name(store);
-  _columns := (SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) FROM pg_attribute AS a
-               WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped);
   _calls := ml_rag._calls_of(_old.relation);
   _shard := ml_rag._relation_name(_old.relation);
   IF NOT EXISTS (SELECT FROM ml_rag._shards(store) AS s WHERE s.shard = _old.relation) THEN
@@ -411,17 +489,16 @@ BEGIN
       MESSAGE = format('partition %s of "%s" is not on another server', partition, store),
       DETAIL = format('It is table "%s".', _old.relation);
   END IF;
-  SELECT format('%I.%I', n.nspname, concat((SELECT max(left(c.relname, i)) FROM generate_series(1, 63) AS i
-                                            WHERE octet_length(left(c.relname, i)) <= 50), '_p', partition))
-  INTO _name FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
   PERFORM ml_rag._lock_table(store, 'ACCESS EXCLUSIVE');
   PERFORM ml_rag._check_sharding(store);
   EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', _relation, _shard);
+  _name := (SELECT format('%I.%I', n.nspname, ml_rag._free_name(store, '_p', partition))
+            FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store);
   EXECUTE format('CREATE TABLE %s PARTITION OF %s FOR VALUES WITH (MODULUS %s, REMAINDER %s)', _name,
     _relation, _old.partitions, partition);
   PERFORM ml_rag._follow_partitions(store);
   -- by the name of the partition, whose triggers put the rows into the keyword index
-  EXECUTE format('INSERT INTO %s (%s) SELECT %2$s FROM %s', _name, _columns, _shard);
+  PERFORM ml_rag._copy_rows(store, _old.relation, _name::regclass);
   PERFORM ml_rag._leave_shard(_old.relation, _calls);
   RETURN _name::regclass;
 @CATCH@
@@ -432,5 +509,6 @@ $$brings a partition of a vector store back from another server: ml_rag.detach_s
 Its rows are copied here and stay there, too, until someone deletes them; everybody waits meanwhile. For the
 owner of the store. Returns the new partition.
 Errors: 25006; 42704 no such partition; 42P01; 42501; 55000 it is not on another server, or at another
-isolation level than READ COMMITTED, or in a transaction that has used a shard on its server;
-55P03 lock_timeout; those of postgres_fdw.$$;
+isolation level than READ COMMITTED, or in a transaction that has used a shard on its server, or row-level
+security of the shard applies to the caller, or it has another version of ml_rag; 55P03 lock_timeout; those of
+postgres_fdw.$$;

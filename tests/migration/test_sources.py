@@ -272,6 +272,7 @@ FIND, FILL = "backend/retrieval/find.py", "backend/jobs/column.py"
 #: what leaves it to others that the name stays that of its relation, and to whom
 HELD_BY = {
     "_check_sample": {"adopt"},
+    "_copy_rows": {"_move_partition", "detach_shard"},
     "_estimated_rows": {FIND},
     "_insert_segments": {"_replace_document"},
     "_merged_nodes": {"drop_node_group", "backend/jobs/node_group.py"},

@@ -488,6 +488,74 @@ def test_no_row_is_lost_that_a_policy_of_a_partition_hides_from_its_owner(
     assert rows(stores, "SELECT count(*) FROM four") == before
 
 
+def test_no_row_is_lost_that_a_policy_of_a_shard_hides_from_its_owner(
+    sharded: Connection, owner: Connection, shard: list[Shard]
+) -> None:
+    """Also where no table of calls is left to ask it by."""
+    policy = "CREATE POLICY even ON {0} USING (document_id % 2 = 0); ALTER TABLE {0} {1} ROW LEVEL SECURITY".format
+    before = rows(sharded, "SELECT * FROM four ORDER BY document_id, segment_number")
+    foreign = rows(owner, "SELECT ftrelid::regclass::text FROM pg_foreign_table ORDER BY 1")
+    with shard[0].connect("loader") as other:
+        other.execute(policy("a", "FORCE").encode())
+        other.execute("ALTER TABLE a ENABLE ROW LEVEL SECURITY")
+    refused = "55000", "row-level security of shard", "applies to you", "would be lost"
+    for move in (
+        lambda: sharded.execute("SELECT ml_rag.detach_shard('four', 0)"),
+        lambda: attach(sharded, "four", 0, shard[1], "c"),
+    ):
+        with error(*refused):
+            move()
+        sharded.execute("ALTER FOREIGN TABLE four_s0_calls RENAME TO another")
+        sharded.execute("CREATE VIEW four_s0_calls AS SELECT 0::oid AS store")
+        with error(*refused):
+            move()
+        sharded.execute("DROP VIEW four_s0_calls; ALTER FOREIGN TABLE another RENAME TO four_s0_calls")
+    # nor do rows go where they would be hidden
+    with shard[0].connect("loader") as other:
+        other.execute(policy("c", "FORCE").encode())
+        other.execute("ALTER TABLE c ENABLE ROW LEVEL SECURITY")
+    with error("55000", "applies to you"):
+        attach(sharded, "four", 1, shard[0], "c")
+    with shard[0].connect("loader") as other:
+        other.execute("ALTER TABLE a NO FORCE ROW LEVEL SECURITY; ALTER TABLE c NO FORCE ROW LEVEL SECURITY")
+    assert rows(owner, "SELECT ftrelid::regclass::text FROM pg_foreign_table ORDER BY 1") == foreign
+    sharded.execute("SELECT ml_rag.detach_shard('four', 0)")
+    assert rows(sharded, "SELECT * FROM four ORDER BY document_id, segment_number") == before
+
+
+def test_no_row_is_lost_that_a_trigger_of_a_shard_leaves_out(stores: Connection, shard: list[Shard]) -> None:
+    before = rows(stores, "SELECT * FROM four ORDER BY document_id, segment_number")
+    loses = {
+        "BEFORE": "IF NEW.document_id % 2 = 0 THEN RETURN NULL; END IF;",
+        "AFTER": "DELETE FROM public.a WHERE document_id % 2 = 0;",
+    }
+    for timing, body in loses.items():
+        with shard[0].connect("loader") as other:
+            other.execute(
+                "CREATE OR REPLACE FUNCTION lose() RETURNS trigger LANGUAGE plpgsql AS"
+                f" $$ BEGIN {body} RETURN NEW; END $$;"
+                f"CREATE TRIGGER lose {timing} INSERT ON a FOR EACH ROW EXECUTE FUNCTION lose()".encode()
+            )
+        with error("55000", "has got", "four_p0", "leave rows out"):
+            attach(stores, "four", 0, shard[0], "a")
+        with shard[0].connect("loader") as other:
+            other.execute("DROP TRIGGER lose ON a")
+    assert rows(stores, "SELECT * FROM four ORDER BY document_id, segment_number") == before
+    attach(stores, "four", 0, shard[0], "a")
+    assert rows(stores, "SELECT * FROM four ORDER BY document_id, segment_number") == before
+
+
+def test_a_partition_that_comes_back_takes_a_free_name(
+    sharded: Connection, owner: Connection, asker: Connection
+) -> None:
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    asker.execute("CREATE TYPE four_p0 AS ()")
+    before = rows(sharded, "SELECT count(*) FROM four")
+    assert rows(sharded, "SELECT ml_rag.detach_shard('four', 0)::text") == [("four_p1",)]
+    assert rows(sharded, "SELECT ml_rag.detach_shard('four', 1)::text") == [("four_p2",)]
+    assert rows(sharded, "SELECT count(*) FROM four") == before
+
+
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_no_partition_is_moved_as_an_older_snapshot_shows_it(
     sharded: Connection, shard: list[Shard], level: str
