@@ -10,10 +10,11 @@ AS $$
 -- It runs as whoever writes the table, who may have no privilege on ml_rag, and touches nothing but the row:
 -- without pgvector's schema in its path, as others may be allowed to create operators there. Which column,
 -- whatever its name by now: the one that the trigger's own condition names, and for a partition that of the
--- whole table.
--- Reads: the catalog
+-- whole table. A snapshot that is older than the trigger or the column's name does not show it.
+-- Reads: the catalog  Errors: 40001
 DECLARE
   _relation oid := coalesce(pg_partition_root(TG_RELID), TG_RELID);
+  _given record := NEW;
 BEGIN
   IF TG_NARGS = 1 AND EXISTS (SELECT FROM pg_attribute AS a
     WHERE a.attrelid = TG_RELID AND a.attname = 'segment_embedding'
@@ -22,7 +23,7 @@ BEGIN
     NEW.segment_embedding := NULL;
     RETURN NEW;
   END IF;
-  RETURN jsonb_populate_record(NEW, (
+  NEW := jsonb_populate_record(NEW, (
     SELECT jsonb_object_agg(a.attname, NULL)
     FROM pg_trigger AS t
     JOIN pg_depend AS d ON d.classid = 'pg_trigger'::regclass AND d.objid = t.oid
@@ -35,6 +36,14 @@ BEGIN
           AND v.deptype = 'e'
         WHERE e.extname = 'vector')
     WHERE t.tgrelid = _relation AND t.tgname = TG_NAME));
+  IF NEW *= _given THEN
+    RAISE EXCEPTION USING ERRCODE = '40001',
+      MESSAGE = format('an embedding of "%s" has been added or changed since the transaction began',
+        TG_RELID::regclass),
+      DETAIL = 'The snapshot of the transaction does not show it.',
+      HINT = 'Try again, in a new transaction.';
+  END IF;
+  RETURN NEW;
 END
 $$;
 

@@ -155,6 +155,41 @@ def test_two_switches_at_once_leave_one_default(db: Database, store: Connection)
     assert found == [("public.docs", "other")]
 
 
+MAKES = {
+    "add_embedding": "CALL ml_rag.add_embedding('docs', 'one', '{\"embed_model_id\": \"other\"}')",
+    "ml_embed_table": "CALL ml_embed_table('public.docs.segment', 'public.docs.segment_embedding',"
+    " '{\"embed_model_id\": \"fake-embed\"}')",
+    "a column that is renamed": "ALTER TABLE docs RENAME segment_embedding_two TO renamed",
+}
+
+
+@pytest.mark.parametrize("makes", MAKES)
+def test_no_changed_text_keeps_an_embedding_that_its_snapshot_does_not_show(
+    db: Database, store: Connection, makes: str
+) -> None:
+    writer = db.connect()
+    # a row without words, which the calls do not write
+    store.execute(
+        "ALTER TABLE docs ALTER segment_embedding DROP NOT NULL;"
+        "INSERT INTO docs SELECT document_name, metadata, 100, 1, ' ', segment_embedding FROM docs LIMIT 1"
+    )
+    change = "UPDATE docs SET segment = 'changed' WHERE document_id = 100"
+    if makes == "a column that is renamed":
+        add(store, "two", "other")
+        store.execute("UPDATE docs SET segment_embedding_two = segment_embedding WHERE document_id = 100")
+    with writer.transaction(force_rollback=True):
+        writer.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+        store.execute(MAKES[makes].encode())
+        with error("40001", "since the transaction began", "Try again", ours=False), writer.transaction():
+            writer.execute(change.encode())
+        writer.execute("UPDATE docs SET metadata = '{\"x\": 1}' WHERE document_id = 100")
+    with writer.transaction():
+        writer.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        writer.execute(change.encode())
+    column = "renamed" if makes == "a column that is renamed" else "segment_embedding"
+    assert store.execute(f"SELECT document_id FROM docs WHERE {column} IS NULL".encode()).fetchall() == [(100,)]
+
+
 # -- questions ---------------------------------------------------------------------------------------------------------
 
 
