@@ -66,6 +66,23 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._check_transaction(what text, relation regclass DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+-- purpose: stop what changes definitions in a transaction that cannot write, or whose snapshot is older than
+-- what others have committed
+DECLARE
+  _level text := current_setting('transaction_isolation');
+BEGIN
+  PERFORM ml_rag._check_writable(what, relation);
+  IF _level NOT IN ('read committed', 'read uncommitted') THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('%s at this isolation level', what),
+      DETAIL = format('The level is %s: what others have committed since it began would be missed.', _level),
+      HINT = 'Call it in another transaction, at READ COMMITTED: '
+        'SET default_transaction_isolation = ''read committed'';';
+  END IF;
+END
+$$;
+
 CREATE FUNCTION ml_rag._raise(error jsonb) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE STRICT SET search_path FROM CURRENT AS $$
 -- purpose: raise what a PL/Python function returned as its error: {sqlstate, message, detail, hint}, or of a

@@ -378,6 +378,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- Writes: triggers, as the caller
 BEGIN
   PERFORM ml_rag._own_table(store);
+  PERFORM ml_rag._check_transaction('the keyword index cannot be dropped', store);
   PERFORM ml_rag._lock_indexed(store, 'ACCESS EXCLUSIVE');
   PERFORM ml_rag._drop_keyword_triggers(store);
   PERFORM ml_rag._python('drop_keyword_index', jsonb_build_array(store::oid::bigint));
@@ -386,7 +387,7 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.disable_keyword_search(regclass) IS
 $$drops the keyword index of a table; for its owner
-No error where there is none. Errors: 42P01; 42501 not the owner.$$;
+No error where there is none. Errors: 25006; 42P01; 42501 not the owner; 55000 isolation level.$$;
 
 CREATE FUNCTION ml_rag._keyword_definition(store regclass, options jsonb,
   OUT index ml_rag_internal.keyword_store)
@@ -511,14 +512,7 @@ DECLARE
   _table text;
 BEGIN
   PERFORM ml_rag._progress(call, _relation, 'waiting for writers');
-  IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
-      AND NOT is_new THEN
-    RAISE EXCEPTION USING ERRCODE = '55000',
-      MESSAGE = 'keyword index cannot be created at this isolation level',
-      DETAIL = format('The level is %s: rows that others have added since the transaction began would be '
-        'missing.', current_setting('transaction_isolation')),
-      HINT = 'Call it in a transaction of its own, or at READ COMMITTED.';
-  END IF;
+  PERFORM ml_rag._check_transaction('the keyword index cannot be created', store) WHERE NOT is_new;
   PERFORM ml_rag._lock_indexed(store, 'SHARE ROW EXCLUSIVE');
   -- again, as columns can have changed while it was waited for: t.to_jsonb of one that is gone is
   -- to_jsonb(t), which runs casts of the other columns

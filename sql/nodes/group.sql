@@ -169,7 +169,7 @@ DECLARE
   _child text;
 BEGIN
   PERFORM ml_rag._own_table(store);
-  PERFORM ml_rag._check_writable('node groups cannot be changed', store);
+  PERFORM ml_rag._check_transaction('node groups cannot be changed', store);
   _group := ml_rag._node_group(store, name);
   _child := (SELECT g.name FROM ml_rag._node_groups(store) AS g
     WHERE g.options ->> 'parent' = drop_node_group.name LIMIT 1);
@@ -198,8 +198,8 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.drop_node_group(regclass, text) IS
 $$drops a node group of a vector store, with its nodes, embeddings and indexes; for the table's owner
-Errors: 25006; 2BP01 another node group is made of it; 42704 no such node group; 42P01; 42501; 55P03
-lock_timeout.$$;
+Errors: 25006; 2BP01 another node group is made of it; 42704 no such node group; 42P01; 42501; 55000 isolation
+level; 55P03 lock_timeout.$$;
 
 CREATE FUNCTION ml_rag._drop_node_tables() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE

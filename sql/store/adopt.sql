@@ -232,7 +232,7 @@ BEGIN
       '42809' ELSE '42P01' END,
       MESSAGE = format('%s is not a table or view', coalesce(_relation::text, 'null'));
   END IF;
-  PERFORM ml_rag._check_writable('a table cannot be adopted', _relation);
+  PERFORM ml_rag._check_transaction('a table cannot be adopted', _relation);
   PERFORM ml_rag._hold(ARRAY[_relation::oid]);
   PERFORM ml_rag.parse_options('vector_store_columns', _options -> 'vector_store_columns');
   _found := ml_rag._adopted_columns(_relation, jsonb_strip_nulls(_options -> 'vector_store_columns'));
@@ -296,4 +296,5 @@ of each collection, taken at random, are embedded again: a cosine similarity bel
 there is an error. For the owner of the table or view.
 Returns {"vector_store", "made_by", "embed_model_id", "columns", "checked", "least_similarity"}.
 Errors: 22023 bad option, columns or model not known, vectors of another model; 25006 read-only; 42501; 42809,
-42P01 no such table; 55000 model not available, or the table has a vectorizer; 08006; 53300; 57014; 38000.$$;
+42P01 no such table; 55000 model not available, isolation level, or the table has a vectorizer; 08006; 53300;
+57014; 38000.$$;

@@ -56,7 +56,7 @@ BEGIN
         'would run with your rights.',
       HINT = 'Call it as the owner of the table.';
   END IF;
-  PERFORM ml_rag._check_writable('a store cannot be distributed', store);
+  PERFORM ml_rag._check_transaction('a store cannot be distributed', store);
   PERFORM ml_rag._check_store(store, NULL) WHERE NOT ml_rag._has_vectorizer(store);
   -- of a table with a vectorizer any column of Citus's, or the first of its key
   _key := CASE WHEN NOT ml_rag._has_vectorizer(store) THEN 'document_id'

@@ -13,7 +13,7 @@ DECLARE
   _hint text := '';
 BEGIN
   PERFORM ml_rag._own_table(store);
-  PERFORM ml_rag._check_writable('embeddings cannot be changed', store);
+  PERFORM ml_rag._check_transaction('embeddings cannot be changed', store);
   _parts := ml_rag._parts(store);
   SELECT CASE
     WHEN c.relkind NOT IN ('r', 'p') THEN 'It is not a table.'
@@ -35,11 +35,6 @@ BEGIN
     _why := 'Row-level security hides rows of it from its owner.';
     _hint := format('First: ALTER TABLE %1$s NO FORCE ROW LEVEL SECURITY; afterwards: ALTER TABLE %1$s FORCE '
       'ROW LEVEL SECURITY;', store);
-  ELSIF _why IS NULL AND current_setting('transaction_isolation') NOT IN ('read committed',
-    'read uncommitted') THEN
-    _why := format('The isolation level is %s, which hides what others have just changed.',
-      current_setting('transaction_isolation'));
-    _hint := 'First: SET default_transaction_isolation = ''read committed''; then call it again.';
   END IF;
   IF _why IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '55000',
@@ -173,7 +168,7 @@ DECLARE
   _made_by text;
 BEGIN
   PERFORM ml_rag._own_table(store);
-  PERFORM ml_rag._check_writable('embeddings cannot be changed', store);
+  PERFORM ml_rag._check_transaction('embeddings cannot be changed', store);
   _found := ml_rag._find_embedding(store, name);
   IF NOT _found.is_default THEN
     PERFORM ml_rag._lock_table(store, 'ACCESS EXCLUSIVE');
@@ -205,7 +200,8 @@ $$;
 COMMENT ON FUNCTION ml_rag.drop_embedding(regclass, text) IS
 $$drops an embedding of a vector store, with its column, index and trigger; for the table's owner
 Calls that have found the store by it just then fail with 42703. Errors: 2BP01 other objects depend on the
-column; 25006; 42704 no such embedding; 42P01; 42501; 55000 it is the default one; 55P03 lock_timeout.$$;
+column; 25006; 42704 no such embedding; 42P01; 42501; 55000 it is the default one, or isolation level;
+55P03 lock_timeout.$$;
 
 CREATE FUNCTION ml_rag.embeddings(store regclass)
 RETURNS TABLE (name text, column_name name, embed_model_id text, type text, dimensions integer,

@@ -8,16 +8,9 @@ DECLARE
   _bounds text;
 BEGIN
   PERFORM ml_rag._own_table(store);
-  PERFORM ml_rag._check_writable('shards cannot be changed');
+  -- they are copied as the transaction sees them, and dropped as they are
+  PERFORM ml_rag._check_transaction(format('the partitions of "%s" cannot be moved', store));
   PERFORM ml_rag._check_store(store, NULL);
-  IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
-    -- they are copied as the transaction sees them, and dropped as they are
-    RAISE EXCEPTION USING ERRCODE = '55000',
-      MESSAGE = format('the partitions of "%s" cannot be moved at this isolation level', store),
-      DETAIL = format('The level is %s: rows that others have added since the transaction began would be '
-        'lost.', current_setting('transaction_isolation')),
-      HINT = 'Call it in a transaction of its own, at READ COMMITTED.';
-  END IF;
   SELECT p.oid, pg_get_expr(p.relpartbound, p.oid) INTO relation, _bounds
   FROM pg_inherits AS i JOIN pg_class AS p ON p.oid = i.inhrelid
   WHERE i.inhparent = store AND pg_get_expr(p.relpartbound, p.oid) LIKE format('%%remainder %s)', partition);

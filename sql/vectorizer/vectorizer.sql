@@ -233,7 +233,7 @@ BEGIN
   _relation := ml_rag._relation_name(relation);
   _segments := ml_rag._segment_table(relation);
   PERFORM ml_rag._own_table(relation);
-  PERFORM ml_rag._check_writable('vectorizers cannot be changed', relation);
+  PERFORM ml_rag._check_transaction('vectorizers cannot be changed', relation);
   IF NOT ml_rag._has_vectorizer(relation) AND relation NOT IN (SELECT ml_rag._former_vectorizers()) THEN
     RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('table "%s" has no vectorizer', relation),
       HINT = 'View ml_rag.vectorizer lists those there are.';
@@ -278,4 +278,4 @@ COMMENT ON FUNCTION ml_rag.drop_vectorizer(regclass, jsonb) IS
 $$drops the vectorizer of a table, with the columns and the keyword index that it has added; for the table's owner
 With {"keep_columns": true} they stay, and the table remains a vector store: a row whose text changes loses
 its embedding, and nobody embeds it again. Errors: 22023 bad option; 25006; 2BP01 other objects, such as a
-node group, depend on a column; 42704 it has none; 42P01; 42501; 55P03 lock_timeout.$$;
+node group, depend on a column; 42704 it has none; 42P01; 42501; 55000 isolation level; 55P03 lock_timeout.$$;

@@ -335,6 +335,30 @@ def test_a_model_that_is_not_there_is_set_with_a_warning(
 
 
 @pytest.mark.parametrize(
+    "call",
+    [
+        "adopt('docs')",
+        "create_vectorizer('items', '{\"columns\": \"name\"}')",
+        "disable_keyword_search('docs')",
+        "drop_embedding('docs', 'other')",
+        "drop_node_group('docs', 'sentences')",
+        "drop_vectorizer('items')",
+        "enable_keyword_search('docs')",
+        "use_embedding('docs', 'other')",
+    ],
+)
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_no_definition_is_changed_by_what_an_old_snapshot_shows(owner: Connection, call: str, level: str) -> None:
+    """What others have changed since would be lost: another default embedding, a child of the node group."""
+    create_store(owner, rows=[])
+    owner.execute("CREATE TABLE items (id integer PRIMARY KEY, name text)")
+    owner.execute(f"BEGIN ISOLATION LEVEL {level}".encode())
+    with error("55000", "at this isolation level", f"The level is {level}", "at READ COMMITTED"):
+        owner.execute(f"SELECT ml_rag.{call}".encode())
+    owner.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize(
     ("name", "value", "nearest"),
     [
         ("embed_model_id", "multilingual-e5", "multilingual-e5-base"),

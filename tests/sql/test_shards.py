@@ -562,7 +562,7 @@ def test_no_partition_is_moved_as_an_older_snapshot_shows_it(
 ) -> None:
     """It would be dropped with the rows that the snapshot does not show."""
     sharded.execute(f"SET default_transaction_isolation = '{level}'".encode())
-    with error("55000", "cannot be moved at this isolation level", level.lower(), "would be lost"):
+    with error("55000", "cannot be moved at this isolation level", level.lower(), "would be missed"):
         attach(sharded, "four", 0, shard[0], "c")
     with error("55000", "cannot be moved at this isolation level"):
         sharded.execute("SELECT ml_rag.detach_shard('four', 0)")
