@@ -78,6 +78,9 @@ BEGIN
       @vector@.vector_dims(ml_rag.embed('dimensions', _options ->> 'embed_model_id')));
   END IF;
   PERFORM ml_rag._lock_table(store, 'SHARE ROW EXCLUSIVE');
+  -- another session may have dropped it meanwhile
+  PERFORM ml_rag._node_group(store, _options ->> 'parent')
+  WHERE _options ->> 'parent' NOT IN ('segment', 'document');
   SELECT n.nspname, c.relname, c.relowner, c.relpersistence INTO _store
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
   _name := concat(left(_store.relname, 62 - length(_options ->> 'name')), '_', _options ->> 'name');

@@ -170,6 +170,10 @@ DECLARE
 BEGIN
   PERFORM ml_rag._own_table(store);
   PERFORM ml_rag._check_transaction('node groups cannot be changed', store);
+  PERFORM ml_rag._node_group(store, name);
+  -- what DROP TABLE takes in the end: with a weaker lock, a transaction that has read the store and then
+  -- writes to it would wait for this one, and this one for it
+  PERFORM ml_rag._lock_table(store, 'ACCESS EXCLUSIVE');
   _group := ml_rag._node_group(store, name);
   _child := (SELECT g.name FROM ml_rag._node_groups(store) AS g
     WHERE g.options ->> 'parent' = drop_node_group.name LIMIT 1);
@@ -178,9 +182,6 @@ BEGIN
       MESSAGE = format('node group "%s" of "%s" is the parent of another one', name, store),
       DETAIL = format('Node group "%s" is made of its nodes.', _child), HINT = 'Drop that one first.';
   END IF;
-  -- what DROP TABLE takes in the end: with a weaker lock, a transaction that has read the store and then
-  -- writes to it would wait for this one, and this one for it
-  PERFORM ml_rag._lock_table(store, 'ACCESS EXCLUSIVE');
   -- the nodes of others are merged again
   PERFORM ml_rag._hold(ml_rag._node_tables(store));
   EXECUTE format('DROP TABLE %s', ml_rag._relation_name(_group.relation));

@@ -19,7 +19,7 @@ from support.documents_server import DocumentsServer
 from support.loading import counts, load, write
 from support.models_server import ModelsServer, embedding
 from support.nodes import create, nodes, refresh
-from support.processes import wait_until
+from support.processes import Background, wait_until
 from support.stores import Row, answer, create_store, error, fake_embedding, insert, mark, search
 from support.vectorizers import run
 
@@ -202,6 +202,30 @@ def test_names_parents_and_tables_that_are_not_there_or_there_already(store: Con
 
 
 # -- searched ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_node_group_loses_its_parent_while_it_is_waited_for(db: Database, store: Connection) -> None:
+    """Else each refresh of the store would fail, until the orphan is dropped."""
+    watcher, other = db.connect(), db.connect(autocommit=False)
+    waiting = "SELECT FROM pg_locks WHERE relation = 'docs'::regclass AND NOT granted"
+    create(store, "a", transform="paragraph")
+    other.execute("LOCK TABLE docs IN SHARE MODE")
+    making = Background(lambda: create(store, "b", transform="sentence", parent="a"))
+    wait_until(lambda: watcher.execute(waiting).fetchall())
+    other.execute("SELECT ml_rag.drop_node_group('docs', 'a')")
+    other.commit()
+    with error("42704", 'no node group "a"'):
+        making.result()
+    assert store.execute("SELECT name FROM ml_rag.node_group").fetchall() == []
+    create(store, "a", transform="paragraph")
+    other.execute("SELECT FROM docs")
+    dropping = Background(lambda: store.execute("SELECT ml_rag.drop_node_group('docs', 'a')"))
+    wait_until(lambda: watcher.execute(waiting).fetchall())
+    create(watcher, "b", transform="sentence", parent="a")
+    other.commit()
+    with error("2BP01", "is the parent of another one"):
+        dropping.result()
+    refresh(store)
 
 
 def test_hits_count_for_their_segments_by_the_best_node(store: Connection) -> None:
