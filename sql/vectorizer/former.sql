@@ -211,5 +211,6 @@ BEGIN
   EXECUTE format('%s WHERE NOT EXISTS (SELECT FROM %s AS s WHERE %s)',
     (ml_rag._segment_statements(relation, 'ALL'))[1], _segments,
     _is_of);
+  EXECUTE format('COMMENT ON TABLE %s IS %L', _segments, ml_rag._segments_comment(chunking));
 END
 $$;

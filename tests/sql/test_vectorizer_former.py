@@ -202,6 +202,34 @@ def test_segments_that_were_split_in_another_way_are_made_anew(notes: Connection
     assert_segments_in_step(notes, "notes")
 
 
+PARAGRAPHS, TOKENS = {"split_by": "paragraph"}, {"split_by": "tokens", "segment_tokens": 50}
+
+
+def exchange(connection: Connection, chunking: dict[str, Any]) -> None:
+    """Another way to split texts."""
+    connection.execute("SELECT ml_rag.drop_vectorizer('notes', '{\"keep_columns\": true}')")
+    create(connection, "notes", "{body}", document_name="{title}", destination="table", chunking=chunking)
+
+
+def test_segments_are_those_of_the_last_way_to_split_texts(notes: Connection) -> None:
+    for chunking in (PARAGRAPHS, TOKENS, {}):
+        for embedded in (3, 0):
+            exchange(notes, chunking)
+            assert run(notes, "notes")["embedded"] == embedded
+    assert_segments_in_step(notes, "notes")
+
+
+def test_a_run_ends_if_texts_are_split_in_another_way_meanwhile(
+    db: Database, notes: Connection, models: ModelsServer
+) -> None:
+    exchange(notes, TOKENS)
+    other = db.connect()
+    models.before = {len(models.requests) + 1: lambda: exchange(other, PARAGRAPHS)}
+    with error("55000", "were dropped and created again during the call", "split in another way"):
+        run(notes, "notes")
+    assert run(notes, "notes")["embedded"] == 3
+
+
 @pytest.mark.parametrize(
     ("options", "detail"),
     [

@@ -28,7 +28,7 @@ JOIN pg_catalog.pg_locks AS l ON l.pid = pg_catalog.pg_backend_pid() AND l.lockt
 
 
 class CreatedAgain(MlRagError):
-    """The column was dropped, and created again for another model."""
+    """The column was dropped, and created again for another model, or another way to split texts."""
 
     sqlstate = "55000"
 
@@ -108,11 +108,16 @@ class Column(Derived):
             part["name"] = yield from run("SELECT to_json(ml_rag._relation_name(($1 ->> 'oid')::oid))", oid=part["oid"])
         found = yield from self._look_up()
         if found["model_id"] != job["model_id"]:
-            raise CreatedAgain(
-                f'the embeddings of "{self.relation}" were dropped and created again during the call',
-                detail=f"They are of model {found['model_id']} now.",
-                hint="Call again.",
-            )
+            detail = f"They are of model {found['model_id']} now."
+        elif (found.get("options") or {}).get("chunking") != (job.get("request") or {}).get("chunking"):
+            detail = "Texts are split in another way now."
+        else:
+            return
+        raise CreatedAgain(
+            f'the embeddings of "{self.relation}" were dropped and created again during the call',
+            detail=detail,
+            hint="Call again.",
+        )
 
     def read(self) -> Steps[Batch | None]:
         if self._is_through:
