@@ -54,8 +54,8 @@ DECLARE
   _function text;
   _owner regrole;
 BEGIN
-  SELECT format('%I.%I', n.nspname, left(c.relname, 57) || '_embed'), c.relowner INTO _function, _owner
-  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation;
+  SELECT ml_rag._function_name(relation, left(c.relname, 57) || '_embed'), c.relowner INTO _function, _owner
+  FROM pg_class AS c WHERE c.oid = relation;
   EXECUTE format($sql$
     CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog,
       pg_temp AS $body$

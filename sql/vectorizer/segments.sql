@@ -218,26 +218,51 @@ EXCEPTION WHEN program_limit_exceeded THEN
 END
 $$;
 
+CREATE FUNCTION ml_rag._function_name(relation regclass, name text) RETURNS text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: a name for the function that the triggers of a table run, with its schema: this one, or the next
+-- that is free. It never replaces another function, whose owner may have granted others to execute it. What a
+-- vectorizer of a dropped table has left is dropped.
+-- Writes: functions, as the caller
+DECLARE
+  _owner oid;
+  _schema name;
+  _name text;
+  _function regprocedure;
+BEGIN
+  SELECT c.relowner, n.nspname INTO _owner, _schema
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation;
+  FOR _number IN 0..1000000 LOOP
+    _name := format('%I.%I', _schema, CASE _number WHEN 0 THEN name ELSE
+      (SELECT concat(max(left(name, i)), _number) FROM generate_series(1, 63) AS i
+       WHERE octet_length(left(name, i)) <= 56) END);
+    _function := to_regprocedure(_name || '()');
+    IF EXISTS (SELECT FROM pg_proc AS p WHERE p.oid = _function AND p.proowner = _owner
+               AND strpos(p.prosrc, '-- made by ml_rag.create_vectorizer:') > 0
+               AND NOT EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgfoid = p.oid)) THEN
+      EXECUTE format('DROP FUNCTION %s', _function);
+      _function := NULL;
+    END IF;
+    EXIT WHEN _function IS NULL;
+  END LOOP;
+  RETURN _name;
+END
+$$;
+
 CREATE FUNCTION ml_rag._keep_segments(relation regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET citus.enable_ddl_propagation = off AS $$
 -- purpose: the triggers of the source, and the function that they run, which belongs to its owner
--- Nobody else may make triggers of it: they would write into the table of segments. So it never replaces
--- another function, whose owner may have granted others to execute it. What a vectorizer of a dropped table
--- has left is dropped first. Citus does not make it on its workers, too.
+-- Nobody else may make triggers of it: they would write into the table of segments. Citus does not make it on
+-- its workers, too.
 -- Writes: the table's definition and a new function, as the caller
 DECLARE
   _relation text := ml_rag._full_name(relation);
   _owner regrole := (SELECT c.relowner FROM pg_class AS c WHERE c.oid = relation);
-  _function text := ml_rag._full_name(ml_rag._segment_table(relation));
+  _function text := ml_rag._function_name(relation, (
+    SELECT c.relname FROM pg_class AS c WHERE c.oid = ml_rag._segment_table(relation)));
   _key name[] := (ml_rag._primary_key(relation)).key;
   _event text;
 BEGIN
-  IF EXISTS (SELECT FROM pg_proc AS p
-             WHERE p.oid = to_regprocedure(_function || '()') AND p.proowner = _owner
-               AND strpos(p.prosrc, '-- made by ml_rag.create_vectorizer:') > 0
-               AND NOT EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgfoid = p.oid)) THEN
-    EXECUTE format('DROP FUNCTION %s()', _function);
-  END IF;
   EXECUTE format($sql$
     CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog,
       pg_temp AS $body$

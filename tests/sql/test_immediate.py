@@ -109,6 +109,38 @@ def test_a_function_of_the_owner_s_stays(db: Database, items: Connection) -> Non
     assert items.execute("SELECT to_regprocedure('own()') IS NOT NULL").fetchone() == (True,)
 
 
+@pytest.mark.parametrize(
+    "former",
+    [
+        "DROP TABLE items CASCADE; DROP TABLE IF EXISTS items_segments CASCADE",
+        "ALTER TABLE items RENAME TO former; ALTER TABLE IF EXISTS items_segments RENAME TO former_segments",
+    ],
+)
+def test_what_a_former_table_has_left_is_not_in_the_way(items: Connection, destination: str, former: str) -> None:
+    for _ in range(2):
+        items.execute(former.encode())
+        items.execute(ITEMS)
+        create(items, columns=COLUMNS[destination], mode="immediate", destination=destination)
+        items.execute("INSERT INTO items VALUES (1, 'lamp', 'of red glass', 5)")
+        in_step(items, destination)
+        if "RENAME" in former:
+            items.execute("INSERT INTO former VALUES (3, 'hat', 'of straw')")
+            (assert_in_step if destination == "column" else assert_segments_in_step)(items, "former")
+            items.execute("SELECT ml_rag.drop_vectorizer('former'); DROP TABLE former")
+
+
+def test_a_new_owner_makes_the_vectorizer_anew(db: Database, owner: Connection, models: ModelsServer) -> None:
+    owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    owner.execute(ITEMS)
+    create(owner, mode="immediate")
+    asker = db.connect("asker")
+    owner.execute(f'ALTER TABLE items OWNER TO "{db.role("asker")}"'.encode())
+    asker.execute("SELECT ml_rag.drop_vectorizer('items')")
+    create(asker, mode="immediate")
+    asker.execute("INSERT INTO items VALUES (3, 'hat', 'of straw')")
+    assert owner.execute("SELECT segment_embedding IS NULL FROM items").fetchall() == [(False,)]
+
+
 def test_a_partitioned_table(owner: Connection, models: ModelsServer) -> None:
     owner.execute("CREATE TABLE p (id integer PRIMARY KEY, t text) PARTITION BY RANGE (id)")
     owner.execute("CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10); CREATE TABLE p2 PARTITION OF p DEFAULT")
