@@ -201,9 +201,6 @@ def test_names_parents_and_tables_that_are_not_there_or_there_already(store: Con
         create(store, "n", transform="sentence")
 
 
-# -- searched ----------------------------------------------------------------------------------------------------------
-
-
 def test_no_node_group_loses_its_parent_while_it_is_waited_for(db: Database, store: Connection) -> None:
     """Else each refresh of the store would fail, until the orphan is dropped."""
     watcher, other = db.connect(), db.connect(autocommit=False)
@@ -226,6 +223,14 @@ def test_no_node_group_loses_its_parent_while_it_is_waited_for(db: Database, sto
     with error("2BP01", "is the parent of another one"):
         dropping.result()
     refresh(store)
+
+
+def test_a_store_that_is_dropped_before_its_node_groups_are_filled(owner: Connection) -> None:
+    with error("42P01", "vector store does not exist", ours=False):
+        owner.execute("SELECT ml_rag._work(NULL, 'fill_node_groups', '[1]', NULL, false, NULL)")
+
+
+# -- searched ----------------------------------------------------------------------------------------------------------
 
 
 def test_hits_count_for_their_segments_by_the_best_node(store: Connection) -> None:

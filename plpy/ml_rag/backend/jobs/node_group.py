@@ -23,6 +23,7 @@ from ml_rag.backend.jobs.loop import (
     run,
 )
 from ml_rag.backend.retrieval.sqltext import identifier
+from ml_rag.errors import MlRagError
 
 _BEGIN = {
     "ml_rag.create_node_group": "_begin_node_group(oid, text, jsonb)",
@@ -64,6 +65,12 @@ CROSS JOIN LATERAL (
 """
 
 
+class Dropped(MlRagError):
+    """The store was dropped before its node groups were filled."""
+
+    sqlstate = "42P01"
+
+
 class NodeGroups(Derived):
     """What waits are parents whose nodes are not there, are of another text, or failed and are to be tried again.
 
@@ -93,6 +100,8 @@ class NodeGroups(Derived):
             " FROM pg_class AS c WHERE c.oid = ($1 ->> 'store')::oid",
             store=self._store,
         )
+        if found is None:
+            raise Dropped("vector store does not exist", detail="It was dropped before its node groups were filled.")
         self._owner, self.relation, self._relation = found["owner"], found["name"], found["relation"]
         self._names: list[str] = list(self._given.get("names", ()))
         if self.session.routine == "fill_node_groups":
