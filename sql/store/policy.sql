@@ -89,11 +89,12 @@ DECLARE
 BEGIN
   FOR _function IN
     SELECT p.oid FROM pg_proc AS p
+    JOIN pg_description AS d ON d.classoid = 'pg_proc'::regclass AND d.objoid = p.oid AND d.objsubid = 0
     WHERE p.proname ~ '_\d+_visible$' AND p.prokind = 'f' AND pg_has_role(p.proowner, 'USAGE')
-      AND starts_with(left(obj_description(p.oid, 'pg_proc'), 15), 'made by ml_rag:')
-      AND NOT EXISTS (SELECT FROM pg_depend AS e
-        WHERE e.refclassid = 'pg_proc'::regclass AND e.refobjid = p.oid
-                      AND e.classid = 'pg_policy'::regclass)
+      AND starts_with(left(d.description, 15), 'made by ml_rag:')
+      -- looked up once, not for each
+      AND p.oid NOT IN (SELECT e.refobjid FROM pg_depend AS e
+        WHERE e.refclassid = 'pg_proc'::regclass AND e.classid = 'pg_policy'::regclass)
     ORDER BY p.proowner <> quote_ident(current_user)::regrole, p.oid LIMIT 100
   LOOP
     BEGIN
