@@ -158,7 +158,7 @@ def test_two_switches_at_once_leave_one_default(db: Database, store: Connection)
 MAKES = {
     "add_embedding": "CALL ml_rag.add_embedding('docs', 'one', '{\"embed_model_id\": \"other\"}')",
     "ml_embed_table": "CALL ml_embed_table('public.docs.segment', 'public.docs.segment_embedding',"
-    " '{\"embed_model_id\": \"fake-embed\"}')",
+    ' \'{"embed_model_id": "fake-embed"}\')',
     "a column that is renamed": "ALTER TABLE docs RENAME segment_embedding_two TO renamed",
 }
 
