@@ -229,6 +229,7 @@ def confined(facts: dict[str, Any]) -> dict[str, Any]:
         "priority of another": attempt(lambda: os.setpriority(0, facts["server"], os.getpriority(0, facts["server"]))),
         "namespace": namespace("ctypes.CDLL(None).unshare(0x10000000)"),  # CLONE_NEWUSER
         "namespace by clone": namespace(f"ctypes.CDLL(None).syscall({CLONE}, 0x10000000 | 17, 0, 0, 0, 0)"),
+        "sibling": namespace(f"ctypes.CDLL(None).syscall({CLONE}, 0x8000 | 17, 0, 0, 0, 0)"),  # CLONE_PARENT
         "no_new_privs": status["NoNewPrivs"].strip(),
         "seccomp": status["Seccomp"].strip(),
         "dumpable": libc.prctl(3, 0, 0, 0, 0),

@@ -57,9 +57,11 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "unshare": (272, 97), "setns": (308, 268), "bpf": (321, 280), "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
 }  # fmt: skip
-#: may make no namespaces; clone3 hides its flags from a filter, and so does not exist: clone takes its place
+#: may make no namespaces, and no children of the server's, which it does not wait for; clone3 hides its flags from a
+#: filter, and so does not exist: clone takes its place
 CLONE, CLONE3 = (56, 220), (435, 435)
-_NAMESPACES = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
+# CLONE_PARENT; CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
+_REFUSED_FLAGS = 0x7E028000
 #: may change its own limits, not those of others
 PRLIMIT64 = (302, 261)
 #: from here on calls do not exist; Linux 6.13 begins with setxattrat. The x32 calls are above it too
@@ -95,7 +97,7 @@ def program(machine: str) -> list[tuple[int, int, int, int]]:
     ]
     labels = {}
     for label, more in {
-        "clone": [(_LOAD, "", "", _FIRST_ARGUMENT), (_JUMP_IF_ANY, "refuse", "allow", _NAMESPACES)],
+        "clone": [(_LOAD, "", "", _FIRST_ARGUMENT), (_JUMP_IF_ANY, "refuse", "allow", _REFUSED_FLAGS)],
         "limits": [(_LOAD, "", "", _FIRST_ARGUMENT), (_JUMP_IF_EQUAL, "allow", "refuse", 0)],
         "allow": [(_RETURN, "", "", _ALLOW)],
         "refuse": [(_RETURN, "", "", _ERROR | errno.EPERM)],

@@ -49,7 +49,7 @@ def test_what_is_refused_and_what_is_not(machine: str) -> None:
     thread, user_namespace = 0x3D0F00, 0x10000000
     assert verdict(machine, clone, thread) == ALLOWED
     assert verdict(machine, clone, thread | user_namespace) == EPERM
-    for bit in (17, *range(25, 31)):  # CLONE_NEWNS; CGROUP, UTS, IPC, USER, PID, NET
+    for bit in (15, 17, *range(25, 31)):  # CLONE_PARENT; NEWNS; CGROUP, UTS, IPC, USER, PID, NET
         assert verdict(machine, clone, 1 << bit) == EPERM
     assert verdict(machine, limits, 0) == ALLOWED
     assert verdict(machine, limits, 4711) == EPERM
