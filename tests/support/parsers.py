@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ml_rag.abc import Block, Document
-from ml_rag.errors import DocumentError, InvalidRequest
+from ml_rag.errors import DocumentError
 
 
 def parse(name: str, content: bytes, **options: Any) -> Document:
@@ -53,8 +53,6 @@ def parse(name: str, content: bytes, **options: Any) -> Document:
         raise ValueError(argument)
     elif order == "!refuse":
         raise DocumentError("the document is no good", detail=argument, hint="Write another.")
-    elif order == "!request":
-        raise InvalidRequest("unknown document format")
     elif order == "!print":
         print(argument, flush=True)
         os.write(1, b"noise\n")

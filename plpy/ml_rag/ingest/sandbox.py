@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 import orjson
+from pydantic import TypeAdapter
 
 from ml_rag import priority
 from ml_rag.abc import Segment
@@ -39,6 +40,8 @@ DEFAULT_PARSER = "ml_rag.ingest.parse:parse"
 WORKER = "ml_rag.ingest.sandbox_worker"
 #: how long a child may take to end once its socket is closed
 END_SECONDS = 0.5
+#: of message, detail and hint of an error that a child tells
+_ERROR_CHARACTERS = 2000
 #: what of the server's environment a parser may see: no keys of remote models
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TESSDATA_PREFIX", priority.VARIABLE)
 #: the models want the other cores
@@ -111,6 +114,9 @@ class Parsed:
     left_out: dict[str, int] = field(default_factory=dict)
     #: whether another load may find more in it
     is_passing: bool = False
+
+
+_PARSED = TypeAdapter(Parsed)
 
 
 @functools.cache
@@ -187,7 +193,8 @@ class _Child(Child):
             message = {"model": tokenizer.key, "tokenizer": tokenizer.json, "prefix": tokenizer.prefix}
             answer = self.ask(message, go_on)
             if "error" in answer:
-                raise EngineFailed("the model's tokenizer cannot be used", detail=answer["error"]["detail"])
+                detail = from_json(answer, EngineFailed.status).detail
+                raise EngineFailed("the model's tokenizer cannot be used", detail=detail)
             self._known.add(tokenizer.key)
 
     def end(self, seconds: float = 0.0) -> int:
@@ -231,8 +238,8 @@ class Sandbox:
     async def run(self, job: Job) -> Parsed:
         """Parse and split a document; cancelling the task kills the child.
 
-        Raises ``DocumentError`` for a document that cannot be read within the limits, ``EngineFailed`` where no child
-        can be started.
+        Raises ``DocumentError`` for a document that cannot be read within the limits, and for all that its parser
+        reports; ``EngineFailed`` where no child can be started.
         """
         cancelled = threading.Event()
         future = self._threads.submit(self._in_thread, job, cancelled)
@@ -334,14 +341,18 @@ class Sandbox:
         try:
             if "error" in answer:
                 child.spent = answer.get("spent", False)
-                raise from_json(answer, DocumentError.status)
+                # whatever it is: a document that has taken over the parser ends no request by it
+                told = from_json(answer, DocumentError.status)
+                detail, hint = ((text or "")[:_ERROR_CHARACTERS] or None for text in (told.detail, told.hint))
+                raise DocumentError(told.message[:_ERROR_CHARACTERS], detail=detail, hint=hint)
             if "pictures" in answer:
                 pictures = [(number, b64decode(jpeg)) for number, jpeg in answer["pictures"]]
                 return Parsed("", {}, [], pictures, answer["left_out"])
-            metadata = dict(answer["metadata"])
-            if len(answer["segments"]) > most:
-                raise ValueError("more segments than there may be")
-            return Parsed(answer["format"], metadata, [Segment(**row) for row in answer["segments"]])
+            parsed = _PARSED.validate_python(answer)
+            if len(parsed.segments) > most or not all(segment.text.strip() for segment in parsed.segments):
+                raise ValueError("more segments than there may be, or one without text")
+            orjson.dumps(parsed)  # which metadata that are nested too deep would prevent in the midst of others' lines
+            return parsed
         except (KeyError, TypeError, ValueError, AttributeError):
             raise Useless("sent an unexpected reply", "no document") from None
 

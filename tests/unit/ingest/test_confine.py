@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from PIL import Image, ImageDraw
 
-from ml_rag.errors import DiskFull
+from ml_rag.errors import DocumentError
 from ml_rag.ingest import confine, landlock
 from ml_rag.ingest.sandbox import DEFAULT_PARSER, Job, Sandbox, log_missing
 from ml_rag.ingest.split import Chunking
@@ -165,7 +165,7 @@ def test_a_parser_whose_disk_is_full_gets_no_other_folder(
         monkeypatch.setattr(tempfile, "tempdir", str(disk.path))
         sandbox = make()
         assert confined(sandbox, facts)["own folder"] == "ENOSPC"
-        with pytest.raises(DiskFull):
+        with pytest.raises(DocumentError, match="the disk of the model server is full"):
             ask(sandbox, b"!write 1000000")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest
+from ml_rag.errors import DocumentError, EngineFailed
 from ml_rag.ingest import sandbox
 from ml_rag.ingest.sandbox import Job, ModelTokenizer
 from ml_rag.ingest.split import Chunking
@@ -168,6 +168,13 @@ def test_a_child_that_begins_with_nonsense_is_ended(make: Make, monkeypatch: pyt
         '{"pictures": [1]}',
         '{"format": 1, "metadata": {}, "segments": [{}]}',
         '{"format": "", "metadata": 1, "segments": []}',
+        '{"format": "", "metadata": [[1, 2]], "segments": []}',
+        '{"format": ["x"], "metadata": {}, "segments": []}',
+        '{"format": "", "metadata": {"a": ' + "[" * 500 + "]" * 500 + '}, "segments": []}',
+        '{"format": "", "metadata": {}, "segments": [{"text": ["a"], "tokens": 1}]}',
+        '{"format": "", "metadata": {}, "segments": [{"text": " ", "tokens": 1}]}',
+        '{"format": "", "metadata": {}, "segments": [{"text": "a", "tokens": "' + "9" * 99 + '"}]}',
+        '{"format": "", "metadata": {}, "segments": [{"text": "a", "tokens": 1, "metadata": [1]}]}',
     ],
 )
 def test_a_parser_that_answers_nonsense_costs_one_document(make: Make, said: str) -> None:
@@ -252,9 +259,15 @@ def test_errors_travel(make: Make) -> None:
         "Write another.",
     )
     assert fails(sandbox, b"!raise odd").detail == "ValueError: odd"
-    with pytest.raises(InvalidRequest, match="unknown document format"):
-        ask(sandbox, b"!request")
     assert pid(sandbox) == child
+
+
+@pytest.mark.parametrize("code", ["invalid_request", "disk_full", "queue_full", "engine_failed", "no code"])
+def test_what_a_parser_reports_is_the_error_of_its_document(make: Make, code: str) -> None:
+    """Other errors end a load, or a whole request."""
+    said = {"message": "m" * 5000, "detail": "d" * 5000, "hint": ["h"], "code": code}
+    error = fails(make(wall_seconds=3.0), b"!say " + json.dumps({"error": said, "spent": True}).encode())
+    assert (error.message, error.detail, error.hint) == ("m" * 2000, "d" * 2000, None)
 
 
 def test_what_a_parser_prints_does_no_harm(make: Make, capfd: pytest.CaptureFixture[str]) -> None:
