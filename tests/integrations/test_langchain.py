@@ -534,6 +534,21 @@ async def test_a_task_that_is_cancelled_gives_its_connection_back(
         one.close()
 
 
+async def test_a_task_that_is_cancelled_while_its_transaction_is_committed_ends_in_the_database(
+    owner: Connection, boats: MlRagVectorStore, cancel: Callable[..., Coroutine[Any, Any, None]]
+) -> None:
+    """By a deferred trigger, say, or a standby that does not answer."""
+    owner.execute(
+        "CREATE TABLE gate (); GRANT SELECT ON gate TO PUBLIC;"
+        "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN PERFORM FROM public.gate; RETURN NULL; END$$;"
+        "CREATE CONSTRAINT TRIGGER waits AFTER INSERT ON boats DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION wait()"
+    )
+    await cancel("gate", *[lambda: boats.aadd_texts(["raft"], ids=["e"])])
+    assert await boats.aget_by_ids(["e"]) == []
+
+
 class Exhausted(DeterministicFakeEmbedding):
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         raise StopIteration(7)

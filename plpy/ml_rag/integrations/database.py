@@ -338,6 +338,7 @@ class Database:
                     self.schemas.refuse_others(refuse_borrowed_role(connection))
                 self._likeness = likeness
             yield connection
+            connection.commit()  # while it is the call's: what waits there, as for a standby, is cancelled, too
 
     def rows(self, query: Query, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """The rows of one statement in a transaction of its own."""
