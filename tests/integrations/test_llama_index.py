@@ -514,6 +514,10 @@ UNUSABLE = (
     '{"text_template": "{nope}"}', '{"text_template": "{content:>999999999}"}', '{"text_template": "{"}',
     '{"text_template": "{content}{content}"}', '{"metadata_template": "{key.x}"}', '{"metadata_template": "{value!a}"}',
     '{"relationships": {"1": [{"node_id": "x"}]}}', '{"relationships": {"5": {"node_id": "x"}}}',
+    *(
+        pytest.param(json.dumps({"metadata": {str(n): n for n in range(1000)}, name: text}), id=name)
+        for name, text in {"metadata_seperator": "x" * 1000, "metadata_template": "x" * 1000 + "{value}"}.items()
+    ),
 )  # fmt: skip
 
 

@@ -50,6 +50,8 @@ _RETRIEVER = ("dsn", "options", "callback_manager", "object_map", "objects", "ve
 _OF_ROW = ("vector_store", "document_name", "document_id")
 #: keys of the metadata that hold a whole node
 _OF_NODES = ("_node_content", "_node_type")
+#: characters that template and separator put between the metadata of a node where it is shown
+_MOST_BETWEEN = 1_000_000
 
 
 def filters(given: MetadataFilters) -> dict[str, Any]:
@@ -243,6 +245,8 @@ def _usable(node: BaseNode) -> BaseNode:
             if name is not None and (name not in known or spec or conversion):
                 raise ValueError(f"the template has a field {name!r} that nothing fills in")
             known.discard(name or "")
+    if (len(node.metadata_template) + len(node.metadata_separator)) * len(node.metadata) > _MOST_BETWEEN:
+        raise ValueError("the template and the separator of the metadata are too long for so many keys")
     _ = (node.source_node, node.prev_node, node.next_node, node.parent_node, node.child_nodes)
     return node
 
