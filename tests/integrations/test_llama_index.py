@@ -509,6 +509,16 @@ def test_a_document_that_was_loaded_is_a_text_whatever_it_says_of_itself(
     assert not any(node.node_id == "x" or name.startswith("_node") for node in found for name in node.metadata)
 
 
+def test_a_node_has_the_id_of_its_row(db: Database, store: MlRagVectorStore) -> None:
+    """Whatever its content says: a role that may write rows could write another row's."""
+    db.connect().execute(
+        "UPDATE nodes SET metadata = (SELECT o.metadata FROM nodes AS o WHERE o.id = 'a') WHERE id IN ('b', 'c')"
+    )
+    assert {n.node_id: n.get_content() for n in store.get_nodes()} == {key: text for key, (text, *_) in TEXTS.items()}
+    result = store.query(asked("boat"))
+    assert [n.node_id for n in result.nodes or ()] == result.ids
+
+
 #: what a node can say of itself that fails only when it is shown, or takes memory without end
 UNUSABLE = (
     '{"text_template": "{nope}"}', '{"text_template": "{content:>999999999}"}', '{"text_template": "{"}',

@@ -175,7 +175,7 @@ class MlRagVectorStore(BasePydanticVectorStore):
 
     def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
         """Nodes by their ids, by filters or by both; all without either."""
-        return [_node(row) for row in self._store.rows(narrowed(self.options, _conditions(filters)), node_ids)]
+        return [_stored(row) for row in self._store.rows(narrowed(self.options, _conditions(filters)), node_ids)]
 
     def clear(self) -> None:
         """Delete all nodes."""
@@ -204,7 +204,7 @@ class MlRagVectorStore(BasePydanticVectorStore):
         vector = query.query_embedding if self.embed_dim is not None else None
         rows = self._store.search(query.query_str or NO_WORDS, options, vector) if count else []
         return VectorStoreQueryResult(
-            nodes=[_node(row) for row in rows],
+            nodes=[_stored(row) for row in rows],
             similarities=[_similarity(row) for row in rows],
             ids=[r["id"] for r in rows],
         )
@@ -219,6 +219,13 @@ class MlRagVectorStore(BasePydanticVectorStore):
     def close(self) -> None:
         """End the connections."""
         self._database.close()
+
+
+def _stored(row: Mapping[str, Any]) -> BaseNode:
+    """A row of the store as a node with its id: its metadata could name another row's."""
+    node = _node(row)
+    node.id_ = row["id"]
+    return node
 
 
 def _node(row: Mapping[str, Any]) -> BaseNode:
