@@ -12,15 +12,17 @@ from typing import Any
 import openpyxl
 import pytest
 import xlsxwriter
+from pypdfium2 import PdfDocument  # type: ignore[import-untyped]
 
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats import pdf
 from ml_rag.ingest.formats.common import MAX_VALUE, Request, clean, document
 from ml_rag.ingest.formats.mail import parse_msg
+from ml_rag.ingest.formats.pictures import Pictures
 from ml_rag.ingest.parse import parse
 from ml_rag.ingest.split import Chunking, split
 from ml_rag.ingest.units import Counter
-from support.office import deck_with, docx, epub, odt, pptx, text_pdf, written_pdf, xlsx, zipped
+from support.office import deck_with, docx, epub, image_pdf, odt, pptx, text_pdf, written_pdf, xlsx, zipped
 
 
 def blocks(name: str, content: bytes | str) -> list[tuple[str, dict[str, Any]]]:
@@ -966,6 +968,19 @@ def test_a_page_that_is_broken_is_named() -> None:
     made = parse("a.pdf", pages.replace(b"7 0 obj\n<< /Type /Page", b"7 0 obj\n<< /Type /Nope"))
     assert [(block.text, block.metadata) for block in made.blocks] == [("one", {"page": 1}), ("three", {"page": 3})]
     assert made.metadata == {"left_out": "page 2"}
+
+
+def test_pages_of_pictures_alone_are_named_unless_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = PdfDocument.new()
+    for part in (text_pdf(["one", ""]), *[image_pdf("two")] * 3, text_pdf(["three"]), image_pdf("four")):
+        made.import_pages(PdfDocument(part))
+    out = BytesIO()
+    made.save(out)
+    told = {"left_out": "4 pages: 3-5, 7 without text (ocr reads pictures)"}
+    assert parse("a.pdf", out.getvalue()).metadata == told
+    assert parse("a.pdf", out.getvalue(), pictures=Pictures("vision", {"0": "said"})).metadata == {}
+    monkeypatch.setattr(pdf, "read_image", lambda *_, **__: "read")
+    assert parse("a.pdf", out.getvalue(), ocr=True).metadata == {}
 
 
 def test_a_chapter_that_is_missing_is_named() -> None:

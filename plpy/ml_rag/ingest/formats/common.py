@@ -161,10 +161,12 @@ def document(
 
 
 def numbers(what: str, found: Sequence[int]) -> str | None:
-    """``page 3``, ``3 pages: 1, 2, 4``; None for none."""
+    """``page 3``, ``4 pages: 1-3, 5``; None for none. They are in order."""
     if len(found) < 2:
         return f"{what} {found[0]}" if found else None
-    return f"{len(found)} {what}s: {', '.join(map(str, found))}"
+    runs = [[one for _, one in run] for _, run in groupby(enumerate(found), lambda pair: pair[1] - pair[0])]
+    shown = (f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    return f"{len(found)} {what}s: {', '.join(shown)}"
 
 
 def _cut(keys: dict[str, Any]) -> dict[str, Any]:

@@ -123,6 +123,7 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
         scanned: dict[int, str] = {}
         described: dict[int, list[tuple[str, dict[str, Any]]]] = {}
         broken: list[int] = []
+        pictured: list[int] = []
         is_read = False
         for number in range(1, len(pdf) + 1):
             try:
@@ -144,7 +145,10 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
             elif request.ocr:
                 pages[number] = _with_pictures(page, left, pages[number], request.language)
             # what is written on scans does not stand for their text
-            is_read = is_read or request.ocr or request.pictures is not None or bool(pages[number])
+            is_unread = not pages[number] and not request.ocr and request.pictures is None
+            is_read = is_read or not is_unread
+            if is_unread and any(page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE], max_depth=5)):
+                pictured.append(number)
             pages[number] = _with_written(pages[number], _written(page, pdf, raw))
             page.close()
         found = pdf.get_metadata_dict(skip_empty=True)
@@ -177,7 +181,9 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
     meta = metadata(title=_title(found.get("Title")), author=found.get("Author"))
     if repeated:
         meta["running_lines"] = repeated
-    return document("pdf", blocks, meta, numbers("page", broken))
+    unread = numbers("page", pictured)
+    left_out = [numbers("page", broken), unread and f"{unread} without text (ocr reads pictures)"]
+    return document("pdf", blocks, meta, "; ".join(filter(None, left_out)))
 
 
 def _turn(page: Any, raw: Any) -> bool:
