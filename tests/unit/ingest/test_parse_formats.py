@@ -983,6 +983,20 @@ def test_pages_of_pictures_alone_are_named_unless_they_are_read(monkeypatch: pyt
     assert parse("a.pdf", out.getvalue(), ocr=True).metadata == {}
 
 
+@pytest.mark.parametrize("around", ["strong", "em", "code", "del", "h2", "li", "dd", "blockquote", "pre", "q"])
+def test_elements_around_cells_and_rows_take_none_away(around: str) -> None:
+    cells = "<td>{0}a</td><td>{0}b</td>"
+    within = "".join(f"<tr><{around}>{cells.format(i)}</{around}></tr>" for i in range(2))
+    whole = f"<{around}><tr>{cells.format(0)}</tr><tr>{cells.format(1)}</tr></{around}>"
+    for rows in (within, whole):
+        assert only("a.html", f"<p>x<table>{rows}</table>") == "x\n\n| 0a | 0b |\n| --- | --- |\n| 1a | 1b |"
+
+
+def test_cells_within_a_cell_take_no_text_away() -> None:
+    table = "<p>x<table><tr><td>a<div><td>b</td>c</div></td>d<td>e&#x1d;9,9,f&#x1f;g<tr><td>h<td>i<td>j</table>"
+    assert only("a.html", table) == "x\n\nc\n\nd\n\n| a | b | e9,9,fg |\n| --- | --- | --- |\n| h | i | j |"
+
+
 def test_a_chapter_that_is_missing_is_named() -> None:
     with zipfile.ZipFile(BytesIO(epub(["<p>one</p>", "<p>two</p>", "<p>three</p>"]))) as book:
         kept = {name: book.read(name) for name in book.namelist() if "c1" not in name}

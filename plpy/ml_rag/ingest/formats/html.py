@@ -34,11 +34,12 @@ _BLOCKS = [
     "address", "aside", "center", "details", "dialog", "fieldset", "footer", "form", "header", "hgroup", "legend",
     "main", "menu", "optgroup", "option", "search", "summary", "textarea",
 ]  # fmt: skip
+_PARTS = ["thead", "tbody", "tfoot", "tr"]
 _CELLS = ["td", "th"]
 #: elements that put a sign before each line within them, and the depth beyond which they put none
 _MARKED = ["blockquote", "li"]
 _MOST_MARKED = 20
-# Marks between cells and rows while the converter works from the inside out; ``clean`` removes any in the source.
+# Marks between cells and rows while the converter works from the inside out
 _OPEN, _CELL, _ROW = "\x1d", "\x1f", "\x1e"
 _MARKS = re.compile(f"[{MARK}\x1c-\x1f]")
 #: text of XHTML, which the parser of HTML takes for a comment
@@ -105,7 +106,10 @@ def _soup(text: str) -> BeautifulSoup:
         warnings.simplefilter("ignore", MarkupResemblesLocatorWarning)
         warnings.simplefilter("ignore", XMLParsedAsHTMLWarning)
         # else an attribute of more than 10 MB, such as a picture, would be dropped without a word
-        return BeautifulSoup(_MARKS.sub("", text), "lxml", huge_tree=True)
+        soup = BeautifulSoup(text, "lxml", huge_tree=True)
+    for string in soup.find_all(string=_MARKS):  # not in the source, where they can be references
+        string.replace_with(_MARKS.sub("", string))
+    return soup
 
 
 def _metadata(soup: BeautifulSoup) -> dict[str, Any]:
@@ -130,16 +134,10 @@ def _convert(soup: BeautifulSoup) -> str:
     for element in soup.find_all(style=re.compile(r"display\s*:\s*none", re.I)):
         if not element.decomposed:
             element.decompose()
-    for part in soup.find_all(["table", "thead", "tbody", "tfoot", "tr"]):
-        waiting: list[Any] = list(part.children)
-        while waiting:
-            child = waiting.pop()
-            if child.name == "div" or child.name in _BLOCKS:  # around rows or cells, whose marks are at its ends
-                child.name = "span"
-                waiting.extend(child.children)
     for element in soup(_BLOCKS):
         element.name = "div"
     _flatten_layout_tables(soup)
+    _free_cells(soup)
     _number(soup)
     try:
         converter = _converter()
@@ -168,7 +166,7 @@ def _flatten_layout_tables(soup: BeautifulSoup) -> None:
     tables = soup.find_all("table")
     for table in tables:
         outer.add(id(table.find_parent("table")))
-    for part in soup.find_all(["tr", "thead", "tbody", "tfoot", *_CELLS]):
+    for part in soup.find_all([*_PARTS, *_CELLS]):
         parts.setdefault(id(part.find_parent("table")), []).append(part)
     for table in tables:
         own = parts.get(id(table), [])
@@ -178,6 +176,18 @@ def _flatten_layout_tables(soup: BeautifulSoup) -> None:
                 element.name = "div"
     for part in parts.get(id(None), []):
         part.name = "div"
+
+
+def _free_cells(soup: BeautifulSoup) -> None:
+    """Make elements around rows and cells plain: their signs and line ends would stand at the ends of the marks."""
+    around: dict[int, Any] = {}
+    for part in soup.find_all([*_PARTS, *_CELLS]):
+        element = part.parent
+        while element.name not in ("table", *_PARTS, *_CELLS) and id(element) not in around:
+            around[id(element)] = element
+            element = element.parent
+    for element in around.values():
+        element.name = "span"
 
 
 @cache
@@ -253,17 +263,17 @@ def _table_rows(text: str, repeats: Repeats) -> tuple[list[str], list[list[str]]
         cells = line.split(_CELL)
         outside.extend(rest for rest in [cells.pop().strip()] if rest)
         for cell in cells:
-            spans = _SPANS.search(cell)
-            if not spans:
-                continue
-            outside.extend(rest for rest in [cell[: spans.start()].strip()] if rest)
-            _hang(row, hanging, number, repeats)
-            value = cell[spans.end() :].strip()
-            repeats.add(int(spans[1]) - 1)
-            for i in range(int(spans[1])):
-                if int(spans[2]) > 1:
-                    hanging[len(row)] = (number + int(spans[2]) - 1, value if i == 0 else "")
-                row.append(value if i == 0 else "")
+            before, *found = _SPANS.split(cell)
+            outside.extend(rest for rest in [before.strip()] if rest)
+            # several if a cell stands in another one
+            for columns, lines, value in zip(found[::3], found[1::3], found[2::3], strict=True):
+                _hang(row, hanging, number, repeats)
+                repeats.add(int(columns) - 1)
+                for i in range(int(columns)):
+                    shown = value.strip() if i == 0 else ""
+                    if int(lines) > 1:
+                        hanging[len(row)] = (number + int(lines) - 1, shown)
+                    row.append(shown)
         if cells:
             _hang(row, hanging, number, repeats)
             rows.append(row)
