@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -20,6 +21,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from ml_rag.errors import MlRagError
 from ml_rag.integrations.langchain import MlRagChatMessageHistory, MlRagRetriever, MlRagVectorStore, filters
 from support.cluster import Connection, Database
+from support.processes import wait_until
 from support.stores import as_text, create_store, error, fake_embedding
 
 BOATS = [
@@ -629,6 +631,21 @@ def test_a_conversation(boats: MlRagVectorStore, asker_dsn: str, tenant_dsn: str
     assert same.messages == []
     for one in (history, same, others):
         one.close()
+
+
+def test_messages_are_added_to_a_conversation_that_is_deleted_meanwhile(owner: Connection, asker_dsn: str) -> None:
+    history = MlRagChatMessageHistory(asker_dsn)
+    history.add_messages([HumanMessage("what is red?"), AIMessage("a boat")])
+    watch = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(asker_dsn) as other:
+        other.execute("SELECT FROM ml_rag.conversation FOR UPDATE")
+        added = pool.submit(history.add_messages, [HumanMessage("and blue?")])
+        wait_until(lambda: owner.execute(watch).fetchone() == (1,))
+        other.execute("SELECT ml_rag.forget_conversation(%s)", (history.conversation_id,))
+        other.commit()
+        added.result(10)
+    assert [m.content for m in history.messages] == ["and blue?"]
+    history.close()
 
 
 def test_a_conversation_has_a_uuid(asker_dsn: str) -> None:

@@ -349,9 +349,7 @@ def _cited(row: dict[str, Any]) -> Document:
 
 
 _KEEP = """INSERT INTO ml_rag.conversation (conversation_id, role) VALUES (%(id)s, current_user)
-ON CONFLICT DO NOTHING"""
-_TOUCH = """UPDATE ml_rag.conversation AS c SET changed_at = pg_catalog.clock_timestamp()
-WHERE c.conversation_id = %(id)s AND c.role = current_user"""
+ON CONFLICT (role, conversation_id) DO UPDATE SET changed_at = pg_catalog.clock_timestamp()"""
 _ANSWER = """UPDATE ml_rag.message AS m
 SET text = %(text)s, citations = %(citations)s, created_at = pg_catalog.clock_timestamp()
 WHERE m.conversation_id = %(id)s AND m.role = current_user AND m.text IS NULL AND m.turn = (
@@ -400,7 +398,6 @@ class MlRagChatMessageHistory(BaseChatMessageHistory):
         with self._database.transaction() as connection:
             # the row is locked until the end: one writer at a time
             connection.execute(_KEEP, {"id": self.conversation_id})
-            connection.execute(_TOUCH, {"id": self.conversation_id})
             for message in messages:
                 turn: dict[str, Any] = {"id": self.conversation_id}
                 if isinstance(message, HumanMessage):
