@@ -410,6 +410,16 @@ def test_what_is_no_list_of_ids_deletes_nothing(boats: MlRagVectorStore) -> None
     assert found(boats, None) == set()
 
 
+def test_threads_that_add_the_same_new_ids_wait_for_each_other(asker_dsn: str) -> None:
+    store = MlRagVectorStore(asker_dsn, "public.shared", DeterministicFakeEmbedding(size=6))
+    ids = [f"{n:04}" for n in range(2000)]
+    with ThreadPoolExecutor(4) as pool:
+        added = pool.map(lambda own: store.add_texts(own, ids=own), [ids, ids[::-1]] * 2)
+        assert [len(one) for one in added] == [2000] * 4
+    assert [d.page_content for d in store.get_by_ids(ids)] == ids
+    store.close()
+
+
 def test_an_empty_id_is_one(boats: MlRagVectorStore) -> None:
     for text in ("raft", "yacht"):
         assert boats.add_texts([text], ids=[""], batch_size=100) == [""]

@@ -231,7 +231,7 @@ class Store:
               WITH ORDINALITY AS d (id, name, metadata, document, new, text, vector, place)
             CROSS JOIN LATERAL (
               SELECT coalesce(d.document, (SELECT o.document_id FROM {0} AS o WHERE o.id = d.id), d.new) AS document
-            ) AS n
+            ) AS n ORDER BY d.id -- all writers lock ids in one order
             ON CONFLICT (id) DO UPDATE SET document_name = excluded.document_name, metadata = excluded.metadata,
               document_id = excluded.document_id, segment_number = CASE WHEN t.document_id = excluded.document_id
                 THEN t.segment_number ELSE excluded.segment_number END,
