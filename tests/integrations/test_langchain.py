@@ -7,6 +7,7 @@ import datetime
 import math
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -302,6 +303,24 @@ def test_a_store_that_was_loaded_is_read_and_not_written(db: Database, asker_dsn
     # the text itself, as a traceback and a notebook show nothing else
     assert 'MlRagRetriever with options={"vector_store": ["public.loaded"]}' in str(caught.value)
     assert "ALTER TABLE public.loaded ADD id text UNIQUE" in str(caught.value)
+    store.close()
+
+
+@pytest.mark.parametrize("column", ["text", "bigint UNIQUE", "uuid UNIQUE"])
+def test_a_store_whose_ids_are_others_is_read_and_not_written(db: Database, asker_dsn: str, column: str) -> None:
+    owner = db.connect()
+    rows = [("a.pdf", 7, n, text, fake_embedding(text)) for n, text in enumerate(("red boat", "blue boat"), 1)]
+    create_store(owner, "public.loaded", rows, "vector(16)")
+    owner.execute(f"ALTER TABLE loaded ADD id {column}; GRANT SELECT, INSERT, UPDATE, DELETE ON loaded TO ml_rag_user")
+    key = str(uuid.UUID(int=1)) if "uuid" in column else "1"
+    owner.execute("UPDATE loaded SET id = %s WHERE segment_number = 1", (key,))
+    store = MlRagVectorStore(asker_dsn, "public.loaded")
+    assert {d.id for d in store.similarity_search("boat")} == {key, "7:2"}
+    assert [d.page_content for d in store.get_by_ids(["7:2", key])] == ["blue boat", "red boat"]
+    with pytest.raises(MlRagError, match=r"column id of public\.loaded cannot hold the ids of texts"):
+        store.add_texts(["x"], ids=[key])
+    store.delete([key])
+    assert [d.id for d in store.get_by_ids(["7:2", key])] == ["7:2"]
     store.close()
 
 

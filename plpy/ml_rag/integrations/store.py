@@ -36,6 +36,8 @@ _KEY: LiteralString = "pg_catalog.concat(t.document_id, ':', t.segment_number)"
 #: stands for the question where there is only its vector: it has no words
 NO_WORDS = "?"
 _PREREQUISITE = psycopg.errors.ObjectNotInPrerequisiteState
+#: of a column id that is not text, or not unique
+_WRONG_ID = psycopg.errors.DatatypeMismatch, psycopg.errors.InvalidColumnReference
 #: what is said of a name or a number that another session has taken meanwhile
 _TAKEN = psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation
 #: times that rows are written whose numbers in a document others take: each time one of these is done
@@ -189,7 +191,7 @@ class Store:
         """Whether the id of a row is among those that are given, if any are; by the index of ids."""
         listed = f"{_KEY} = ANY (%(ids)s)"
         if self._has_id:
-            listed = f"(t.id = ANY (%(ids)s) OR (t.id IS NULL AND {listed}))"
+            listed = f"(t.id::text = ANY (%(ids)s) OR (t.id IS NULL AND {listed}))"
         return sql.SQL(f"(%(ids)s::text[] IS NULL OR {listed})")
 
     def _vector_of(self, text: sql.SQL, input_type: str) -> sql.Composed:
@@ -199,7 +201,8 @@ class Store:
         """Insert rows, or replace those whose ids are there, in any document. Of rows with the same id the last one
         counts.
 
-        Raises NotWritable, and writes nothing, where an id is that of a row that the options leave out.
+        Raises NotWritable, and writes nothing, where an id is that of a row that the options leave out, or the table has
+        no column for ids.
         """
         if not self._has_id:
             raise NotWritable(
@@ -230,7 +233,8 @@ class Store:
               pg_catalog.unnest(%(vectors)s::text[]))
               WITH ORDINALITY AS d (id, name, metadata, document, new, text, vector, place)
             CROSS JOIN LATERAL (
-              SELECT coalesce(d.document, (SELECT o.document_id FROM {0} AS o WHERE o.id = d.id), d.new) AS document
+              SELECT coalesce(d.document, (SELECT o.document_id FROM {0} AS o WHERE o.id::text = d.id), d.new)
+                AS document
             ) AS n ORDER BY d.id -- all writers lock ids in one order
             ON CONFLICT (id) DO UPDATE SET document_name = excluded.document_name, metadata = excluded.metadata,
               document_id = excluded.document_id, segment_number = CASE WHEN t.document_id = excluded.document_id
@@ -261,6 +265,12 @@ class Store:
                             hint="Give them other ids.",
                         )
                 return
+            except _WRONG_ID as error:
+                raise NotWritable(
+                    f"column id of {self.name} cannot hold the ids of texts",
+                    detail=error.diag.message_primary,
+                    hint="It must be of type text, and UNIQUE.",
+                ) from None
             except psycopg.errors.UniqueViolation:
                 if not left:
                     raise
