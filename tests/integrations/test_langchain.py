@@ -306,6 +306,19 @@ def test_a_store_that_was_loaded_is_read_and_not_written(db: Database, asker_dsn
     store.close()
 
 
+def test_a_row_without_a_text_is_left_out(db: Database, asker_dsn: str) -> None:
+    rows = [("a.pdf", 7, n, text, fake_embedding(text)) for n, text in enumerate(("red boat", "blue boat"), 1)]
+    create_store(db.connect(), "public.loaded", rows, "vector(16)")
+    db.connect().execute(
+        "ALTER TABLE loaded ALTER segment DROP NOT NULL; UPDATE loaded SET segment = NULL WHERE segment_number = 1"
+    )
+    store = MlRagVectorStore(asker_dsn, "public.loaded")
+    assert (
+        [d.id for d in store.get_by_ids(["7:1", "7:2"])] == [d.id for d in store.similarity_search("boat")] == ["7:2"]
+    )
+    store.close()
+
+
 @pytest.mark.parametrize("column", ["text", "bigint UNIQUE", "uuid UNIQUE"])
 def test_a_store_whose_ids_are_others_is_read_and_not_written(db: Database, asker_dsn: str, column: str) -> None:
     owner = db.connect()

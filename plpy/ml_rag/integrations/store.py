@@ -201,8 +201,8 @@ class Store:
         """Insert rows, or replace those whose ids are there, in any document. Of rows with the same id the last one
         counts.
 
-        Raises NotWritable, and writes nothing, where an id is that of a row that the options leave out, or the table has
-        no column for ids.
+        Raises NotWritable, and writes nothing, where an id is that of a row that the options leave out, or the table
+        has no column for ids.
         """
         if not self._has_id:
             raise NotWritable(
@@ -288,10 +288,13 @@ class Store:
             connection.execute(query, {"ids": listed(ids), "documents": documents, **arguments})
 
     def rows(self, options: Mapping[str, Any], ids: Iterable[str] | None = None) -> list[dict[str, Any]]:
-        """Id, document_name, segment and metadata of the rows of these ids, in their order; None: all."""
+        """Id, document_name, segment and metadata of the rows of these ids, in their order; None: all.
+
+        Rows without a segment are left out, as by searches."""
         condition, arguments = self._condition(options)
         query = sql.SQL(
-            "SELECT {0} AS id, t.document_name, t.segment, t.metadata FROM {1} AS t WHERE {2}{3}"
+            "SELECT {0} AS id, t.document_name, t.segment, t.metadata FROM {1} AS t"
+            " WHERE t.segment IS NOT NULL AND {2}{3}"
             " ORDER BY pg_catalog.array_position(%(ids)s::text[], {0}), t.document_id, t.segment_number"
         ).format(self._id, self.table, self._is_listed, condition)
         return self._database.rows(query, {"ids": listed(ids), **arguments})
