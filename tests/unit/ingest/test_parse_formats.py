@@ -819,6 +819,22 @@ def test_mail_has_all_texts_of_what_is_signed_or_mixed_within() -> None:
     assert only("a.eml", f"Subject: s\nMIME-Version: 1.0\n{named}") == "# s\n\nbody\n\none\n\nAttachments: a"
 
 
+@pytest.mark.parametrize(
+    ("shown", "html", "expected"),
+    [
+        ("See this mail in a browser.", "word " * 17, "word " * 17),
+        ("See this mail in a browser.", "word " * 16, "See this mail in a browser."),
+        ("x" * 500, "word " * 301, "word " * 301),
+        ("x" * 501, "word " * 400, "x" * 501),
+    ],
+)
+def test_mail_whose_plain_text_is_a_stub_has_the_text_of_its_html(shown: str, html: str, expected: str) -> None:
+    mail = parts("alternative", plain(shown), f"Content-Type: text/html\n\n<p>{html}</p>", plain("a", ATTACHED))
+    assert only("a.eml", f"Subject: s\nMIME-Version: 1.0\n{mail}") == (
+        f"# s\n\n{expected.strip()}\n\nAttachments: a.txt\n\n## a.txt\n\na"
+    )
+
+
 ATTACHED = "\nContent-Disposition: attachment; filename=a.txt"
 
 

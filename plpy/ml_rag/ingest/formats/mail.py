@@ -18,6 +18,8 @@ from ml_rag.ingest.formats.encoding import decode
 from ml_rag.ingest.formats.html import html_to_markdown
 
 _HEADERS = ("From", "To", "Cc", "Date")
+#: characters of a plain text that may only say that the mail is in HTML, which then has more than three times as many
+_STUB = 500
 #: that are read, also if they are attached
 _TEXTS = frozenset({"text/plain", "text/html", "text/markdown", "text/csv"})
 _PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".gif", ".bmp", ".webp")
@@ -54,8 +56,8 @@ def _parsed(policy: _Policy, name: str, value: str) -> Any:
 
 
 def parse_eml(_name: str, content: bytes, request: Request) -> abc.Document:
-    """One block, and the descriptions of its pictures. A plain part is preferred to the HTML one of the same text; of
-    attachments those that are text, or mails, are read."""
+    """One block, and the descriptions of its pictures. A plain part is preferred to the HTML one of the same text, if
+    it is not a stub; of attachments those that are text, or mails, are read."""
     message: Any = message_from_bytes(content.lstrip(b"\r\n"), policy=_Policy())
     headers = _headers(message)
     texts, attached = _texts(message, request.language)
@@ -111,14 +113,16 @@ def _texts(message: Any, language: str | None) -> tuple[list[str], list[str]]:
 
 
 def _leaves(part: Any, body: Any, language: str | None) -> Iterator[Any]:
-    """The parts of a mail that are text, and the mails in it; of alternatives plain text, or the first that has any,
-    and what is attached to the others."""
+    """The parts of a mail that are text, and the mails in it; of alternatives plain text, unless another has much more,
+    or the first that has any, and what is attached to the others."""
     kind = part.get_content_type()
     if kind == "multipart/alternative":
         found = [list(_leaves(one, body, language)) for one in part.iter_parts()]
         shown = [[leaf for leaf in leaves if not _is_attached(leaf, body)] for leaves in found]
         order = sorted(filter(None, shown), key=lambda leaves: leaves[0].get_content_type() != "text/plain")
         chosen = next((leaves for leaves in order if any(_has_text(leaf, language) for leaf in leaves)), None)
+        if chosen and chosen[0].get_content_type() == "text/plain" and (least := _length(chosen, language)) <= _STUB:
+            chosen = next((leaves for leaves in order if _length(leaves, language) > 3 * least), chosen)
         for leaves, texts in zip(found, shown, strict=True):
             yield from (leaf for leaf in leaves if texts is chosen or _is_attached(leaf, body))
     elif part.get_content_maintype() == "multipart":
@@ -135,6 +139,10 @@ def _leaves(part: Any, body: Any, language: str | None) -> Iterator[Any]:
 
 def _has_text(part: Any, language: str | None) -> bool:
     return part.get_content_type() != "text/plain" or bool(_text(part, language).strip())
+
+
+def _length(parts: list[Any], language: str | None) -> int:
+    return sum(len(_text(part, language).strip()) for part in parts)
 
 
 def _is_attached(part: Any, body: Any) -> bool:
