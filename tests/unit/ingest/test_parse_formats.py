@@ -865,16 +865,20 @@ def test_mail_has_the_text_of_every_part_that_is_text(mail: str, expected: str) 
 
 
 def test_mail_of_outlook_has_the_texts_and_mails_that_are_attached(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second, third = (f"__attach_version1.0_#0000000{n}/" for n in range(3))
+    first, second, third, fourth, fifth = (f"__attach_version1.0_#0000000{n}/" for n in range(5))
     mail = f"{second}__substg1.0_3701000D/"
     texts = {
         "0037": "s", "1000": "body", "0C1A": "Ann", f"{first}3707": "a.txt", f"{first}370E": "text/plain",
         f"{mail}0037": "t", f"{mail}0C1F": "b@b", f"{mail}1000": "inner",
         f"{third}3707": "b.txt", f"{third}370E": "text/plain",
+        f"{fourth}3001": "no subject", f"{fourth}__substg1.0_3701000D/1000": "said",
+        f"{fifth}__substg1.0_3701000D/0037": "u", f"{mail}{first}3704": "C.CSV",
     }  # fmt: skip
     streams = {f"{key[:-4]}__substg1.0_{key[-4:]}001F": text.encode("utf-16-le") for key, text in texts.items()}
     streams[f"{first}__substg1.0_37010102"] = b"caf\xe9"
     streams[f"{third}__substg1.0_37010102"] = bytes(range(32))
+    streams[f"{mail}{first}__substg1.0_37010102"] = b"x,y"
+    streams[f"{fifth}__substg1.0_3701000D/__substg1.0_10090102"] = b"RTF"
 
     class Ole:
         def exists(self, path: str) -> bool:
@@ -887,10 +891,13 @@ def test_mail_of_outlook_has_the_texts_and_mails_that_are_attached(monkeypatch: 
             return [path.split("/") for path in streams]
 
     monkeypatch.setattr("ml_rag.ingest.formats.ole.open_ole", lambda _content: contextlib.nullcontext(Ole()))
-    (block,) = parse_msg("a.msg", b"", Request()).blocks
+    made = parse_msg("a.msg", b"", Request())
+    (block,) = made.blocks
     assert block.text == (
-        "# s\n\nFrom: Ann\n\nbody\n\nAttachments: a.txt, t, b.txt\n\n## a.txt\n\ncafé\n\n## t\n\nFrom: <b@b>\n\ninner"
+        "# s\n\nFrom: Ann\n\nbody\n\nAttachments: a.txt, t, C.CSV, b.txt, no subject, u\n\n## a.txt\n\ncafé\n\n"
+        "## t\n\nFrom: <b@b>\n\ninner\n\n## C.CSV\n\nx,y\n\n## no subject\n\nsaid"
     )
+    assert made.metadata["left_out"] == "an attached mail's text, which is in RTF alone"
 
 
 @pytest.mark.parametrize("plain", ["", "\n\n", "=C2=A0\n"])

@@ -4,6 +4,7 @@ the text of those that are texts or mails."""
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from email import message_from_bytes
 from email.policy import EmailPolicy
@@ -22,7 +23,11 @@ _HEADERS = ("From", "To", "Cc", "Date")
 _STUB = 500
 #: that are read, also if they are attached
 _TEXTS = frozenset({"text/plain", "text/html", "text/markdown", "text/csv"})
+#: of names, in mails of Outlook, whose attachments often have no type
+_ENDINGS = {"txt": "text/plain", "html": "text/html", "htm": "text/html", "md": "text/markdown", "csv": "text/csv"}
 _PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".gif", ".bmp", ".webp")
+#: properties of Outlook that have the name of an attachment: in full, short, and as it is shown
+_NAMES = ("3707", "3704", "3001")
 #: the character set of a parameter, as RFC 2231 has it
 _CHARSET = re.compile(r"(\*\d*\*?=)[^'\s;]*'")
 
@@ -207,29 +212,39 @@ def parse_msg(_name: str, content: bytes, request: Request) -> abc.Document:
                 "Date": sent[1] if sent else "",
             }
 
-        def shown(prefix: str) -> str:
-            return plain if (plain := text("1000", prefix)).strip() else html_to_markdown(text("1013", prefix))
-
-        body = shown("")
-        left_out = None if body.strip() or not ole.exists("__substg1.0_10090102") else "its text, which is in RTF alone"
-        places = sorted({entry[0] for entry in ole.listdir() if entry[0].startswith("__attach_version1.0")})
+        #: by the place of a mail, those of its attachments
+        places: defaultdict[str, set[str]] = defaultdict(set)
+        for entry in ole.listdir():
+            for i, part in enumerate(entry):
+                if part.startswith("__attach_version1.0"):
+                    places["".join(f"{folder}/" for folder in entry[:i])].add("/".join(entry[: i + 1]))
         names: list[str] = []
-        attached: list[str] = []
+        unread: list[str] = []
         described: list[tuple[str, dict[str, Any]]] = []
-        for place in places:
-            mail, path = f"{place}/__substg1.0_3701000D/", f"{place}/__substg1.0_37010102"
-            kind = text("370E", f"{place}/")
-            inner = headers(mail)
-            name = text("3707", f"{place}/") or text("3704", f"{place}/") or inner["Subject"]
-            names.append(name)
-            if any(inner.values()):
-                attached.append(_attachment(inner["Subject"], f"{_shown(inner)}\n\n{shown(mail)}"))
-            elif kind in _TEXTS and ole.exists(path) and is_text(data := _stream(ole, path)):
-                found = decode(data, request.language)
-                attached.append(_attachment(name, html_to_markdown(found) if kind == "text/html" else found))
-            if request.pictures is not None and _is_picture(kind, name) and ole.exists(path):
-                described += request.pictures.block(partial(_stream, ole, path), {})
-        return _mail("msg", headers(""), body, names, described, left_out, attached)
+
+        def texts(prefix: str, whose: str) -> Iterator[str]:
+            """The text of a mail, and those that are attached to it."""
+            body = text("1000", prefix)
+            yield body if body.strip() else (body := html_to_markdown(text("1013", prefix)))
+            if not body.strip() and ole.exists(f"{prefix}__substg1.0_10090102"):
+                unread.append(f"{whose} text, which is in RTF alone")
+            for place in sorted(places[prefix]):
+                mail, path = f"{place}/__substg1.0_3701000D/", f"{place}/__substg1.0_37010102"
+                inner = headers(mail)
+                name = next(filter(None, (text(tag, f"{place}/") for tag in _NAMES)), "") or inner["Subject"]
+                kind = text("370E", f"{place}/").strip() or _ENDINGS.get(name.lower().rpartition(".")[2], "")
+                names.append(name)
+                parts = [part for part in (_shown(inner), *texts(mail, "an attached mail's")) if part.strip()]
+                if parts:
+                    yield _attachment(inner["Subject"] or name, "\n\n".join(parts))
+                elif kind in _TEXTS and ole.exists(path) and is_text(data := _stream(ole, path)):
+                    found = decode(data, request.language)
+                    yield _attachment(name, html_to_markdown(found) if kind == "text/html" else found)
+                if request.pictures is not None and _is_picture(kind, name) and ole.exists(path):
+                    described.extend(request.pictures.block(partial(_stream, ole, path), {}))
+
+        body, *attached = texts("", "its")
+        return _mail("msg", headers(""), body, names, described, "; ".join(dict.fromkeys(unread)), attached)
 
 
 def _stream(ole: Any, path: str) -> bytes:
