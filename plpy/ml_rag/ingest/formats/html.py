@@ -182,7 +182,7 @@ def _free_cells(soup: BeautifulSoup) -> None:
     """Make elements around rows and cells plain: their signs and line ends would stand at the ends of the marks."""
     around: dict[int, Any] = {}
     for part in soup.find_all([*_PARTS, *_CELLS]):
-        element = part.parent
+        element: Any = part.parent
         while element.name not in ("table", *_PARTS, *_CELLS) and id(element) not in around:
             around[id(element)] = element
             element = element.parent
