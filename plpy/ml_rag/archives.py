@@ -36,6 +36,8 @@ _MAX_HEADER = 128 * 1024
 _MAX_DIRECTORY = 16 * 1024**2
 #: bytes of an entry there, before its name
 _ENTRY = 46
+#: of the upper byte of its flags; without it, its name is in code page 437, which has all bytes
+_IS_UTF8 = 0x08
 #: of the directory, the fields beside the names, which ``zipfile`` copies for each of their parts; 100 bytes a file do
 _MAX_EXTRA = 2 * 1024**2
 #: bytes of the names of an archive's files, which compress well, and of which each file has a path; 400 bytes a file
@@ -316,19 +318,24 @@ class _Zip:
         # folders count, too
         if found.count(b"PK\1\2") > 2 * MAX_FILES:
             raise too_much(f"It holds more than {MAX_FILES} files.")
-        if found.startswith(b"PK\1\2") and _extra_bytes(found) > _MAX_EXTRA:
-            raise too_much(f"Its directory has more than {_MAX_EXTRA} bytes beside the names.")
-        return found
+        return _checked(found) if found.startswith(b"PK\1\2") else found
 
 
-def _extra_bytes(directory: bytes) -> int:
-    """Of all entries, as ``zipfile`` goes through them."""
+def _checked(directory: bytes) -> bytes:
+    """The directory, whose entries are gone through as ``zipfile`` does, with names that it can decode."""
+    found = bytearray(directory)
     at = extra = 0
-    while at + _ENTRY <= len(directory):
-        lengths = struct.unpack_from("<HHH", directory, at + 28)  # of name, extra field and comment
+    while at + _ENTRY <= len(found):
+        lengths = struct.unpack_from("<HHH", found, at + 28)  # of name, extra field and comment
         extra += lengths[1]
+        if extra > _MAX_EXTRA:
+            raise too_much(f"Its directory has more than {_MAX_EXTRA} bytes beside the names.")
+        try:
+            found[at + _ENTRY : at + _ENTRY + lengths[0]].decode()
+        except UnicodeDecodeError:
+            found[at + 9] &= ~_IS_UTF8 & 0xFF
         at += _ENTRY + sum(lengths)
-    return extra
+    return bytes(found)
 
 
 def _zip(file: IO[bytes], interrupt: Interrupt) -> Iterator[tuple[Member, Callable[[], IO[bytes]]]]:

@@ -96,6 +96,18 @@ def test_bz_at_the_start_of_a_text_is_text() -> None:
     assert parse("a.txt", b"BZh is a name").format == "text"
 
 
+def test_a_broken_name_in_an_archive_takes_no_other_file_away(tmp_path: Path) -> None:
+    archive = zipped({"caf\u00e9.txt": b"1", "d\u00e9j\u00e0.txt": b"2", "three.txt": b"3"})
+    (tmp_path / "a.zip").write_bytes(archive.replace("caf\u00e9".encode(), b"caf\xc3("))
+    names = [os.path.relpath(path, tmp_path) for path in files.find(files.parse(f"{tmp_path}/"), nothing)]
+    assert sorted(names) == ["a.zip/caf├(.txt", "a.zip/déjà.txt", "a.zip/three.txt"]
+    with files.Reading() as reading:
+        assert reading.read(f"{tmp_path}/a.zip/three.txt", None, 700, nothing).content == b"3"
+        assert reading.read(f"{tmp_path}/a.zip/déjà.txt", None, 700, nothing).content == b"2"
+        with pytest.raises(DocumentError, match="damaged"):
+            reading.read(f"{tmp_path}/a.zip/caf├(.txt", None, 700, nothing)
+
+
 def test_archives_are_folders(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(
         zipped({"sub/one.txt": b"1", "two.txt": b"2", ".hidden": b"h", "__MACOSX/x": b"x"})
