@@ -123,6 +123,7 @@ def only(name: str, content: bytes | str) -> str:
             "<description>two</description></item></channel></rss>",
             "## e\n\none\n\ntwo\n\n**three**",
         ),
+        ("a.rtf", r"{\rtf1 {\upr{\b one?}{\*\ud{\b one\u8364?}}} {\object{\*\objdata 01}{\result two}}}", "one€ two"),
         ("a.rtf", r"{\rtf1 a \u-10179?\u-8704? b \u99999999? c}", "a \U0001f600 b \ue0ff c"),
         ("a.rtf", r"{\rtf1\ansi caf\'e9\par \u8364? two\par}", "café\n\n€ two"),
     ],

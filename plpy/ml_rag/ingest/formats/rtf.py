@@ -17,8 +17,11 @@ _FONT = re.compile(r"\\f(\d{1,6})[^;]{0,300}?\\fcharset(\d{1,6})([^;]{1,300});")
 #: a character by its number, a signed one of 16 bits
 _CHARACTER = re.compile(r"\\u(-?\d{1,10})\d*")
 _NOT_ASCII = re.compile(rb"[\x80-\xff]")
-#: groups whose text is read, though striprtf leaves them out: footnotes, and boxes of text
-_READ = {"footnote", "shp", "shpinst", "shptxt"}
+#: groups whose text is read, though striprtf leaves them out: footnotes, boxes of text, what objects show
+_READ = {"footnote", "shp", "shpinst", "shptxt", "object", "result", "ud"}
+#: the same text twice, of which the second has all characters
+_TWICE = re.compile(r"\{\\upr\s*\{")
+_OPTIONAL = re.compile(r"\{\\\*\\(shpinst|ud)\b")
 _INFO = re.compile(r"\{\\(title|author)\s+([^{}\\]{1,300})\}")
 
 
@@ -31,7 +34,7 @@ def parse_rtf(_name: str, content: bytes, _request: Request) -> abc.Document:
     info = dict(_INFO.findall(content[:16384].decode("latin-1")))
     # characters of the code page that are not written by their number, as they should be
     content = _NOT_ASCII.sub(lambda found: b"\\'%02x" % found[0][0], content)
-    source = content.decode("ascii").replace("{\\*\\shpinst", "{\\shpinst")
+    source = _OPTIONAL.sub(r"{\\\1", _TWICE.sub(r"{{\\*", content.decode("ascii")))
     source = _CHARACTER.sub(lambda found: f"\\u{int(found[1]) % 0x10000}", source)
     text = re.sub(r"\n+", "\n\n", library.rtf_to_text(source, errors="replace"))  # type: ignore[no-untyped-call]
     # those of more bits are two in a row
