@@ -85,6 +85,12 @@ def only(name: str, content: bytes | str) -> str:
         ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\none\ntwo\n\n2\n00:03,000 --> 00:04,000\nthree", "one two\nthree"),
         ("a.md", "---\ntitle: T\n---\n# H\n\n\n\n\ntext  \n", "# H\n\ntext"),
         ("a.xml", "<?xml version='1.0'?><a><b>one <i>two</i> three</b><c/><d>four</d></a>", "one two three\n\nfour"),
+        (
+            "a.xml",
+            "<?xml version='1.0'?><a><b n='one two' x:n='no' xmlns:x='x'/><b n='3' m=' '>x<i n='no'/></b></a>",
+            "n: one two\n\nn: 3\n\nx",
+        ),
+        ("a.xml", "<?xml version='1.0'?><a><b n='one two'>one two</b><b n='M 10 10 L 20 20 Z'/></a>", "one two"),
         ("a.xml", "<?xml version='1.0'?><a><b><i>one</i> two</b><p>x <i><b>y</b></i></p></a>", "one two\n\nx y"),
         ("a.xml", f"<?xml version='1.0'?><a>{'<b>' * 300}x{'</b>' * 300}<c>end</c></a>", "x\n\nend"),
         ("a.xml", "<?xml version='1.0'?><a>AT&T <b>cut", "AT cut"),

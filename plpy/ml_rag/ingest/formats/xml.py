@@ -1,4 +1,4 @@
-"""XML: feeds (RSS, Atom) entry by entry, XHTML as HTML, anything else as its text."""
+"""XML: feeds (RSS, Atom) entry by entry, XHTML as HTML, anything else as its text, in attributes if most is there."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ml_rag.ingest.formats.html import html_to_markdown, parse_html
 
 #: elements of an entry that hold text of several words, in whatever namespace
 _TEXTS = frozenset({"description", "summary", "content", "encoded", "body", "subtitle", "abstract"})
+_WORDS = re.compile(r"[^\W\d_]{2,} [^\W\d_]{2,}")
 _DECLARATION = re.compile(r"^\s*<\?xml[^>]*\?>")
 #: of an entity, which is not needed: the text keeps the name of the entity, as HTML does
 _ENTITY = re.compile(r"""<!ENTITY\s(?:[^<>"']|"[^"]*"|'[^']*'){1,4000}+>""")
@@ -98,10 +99,13 @@ def _markdown(text: str) -> str:
 
 
 def _texts(root: Any) -> Iterator[str]:
-    """The text of each element that has some of its own, inline markup included."""
+    """The text of each element that has some of its own, inline markup included; of data its attributes, too."""
     waiting = [root]
+    is_data = _is_data(root)
     while waiting:
         element = waiting.pop()
+        if is_data:
+            yield one_line(", ".join(f"{key}: {value}" for key, value in _attributes(element)))
         if _is_mixed(element):
             yield one_line("".join(element.itertext()))
         else:
@@ -110,3 +114,13 @@ def _texts(root: Any) -> Iterator[str]:
 
 def _is_mixed(element: Any) -> bool:
     return bool((element.text or "").strip()) or any((child.tail or "").strip() for child in element)
+
+
+def _attributes(element: Any) -> Iterator[tuple[str, str]]:
+    return ((key, value) for key, value in element.items() if not key.startswith("{") and value.strip())
+
+
+def _is_data(root: Any) -> bool:
+    """Whether more text is in attributes than in elements. Numbers and names, as those of drawings, do not count."""
+    values = (value for element in root.iter("*") for _, value in _attributes(element) if _WORDS.search(value))
+    return sum(map(len, values)) > sum(len(text.strip()) for text in root.itertext())
