@@ -827,6 +827,25 @@ def test_mail_has_all_texts_of_what_is_signed_or_mixed_within() -> None:
 
 
 @pytest.mark.parametrize(
+    ("mail", "kinds"),
+    [
+        (parts("alternative", "Content-Type: text/calendar\n\nBEGIN:VCALENDAR"), "text/calendar"),
+        ("Content-Type: application/pkcs7-mime; name=smime.p7m\n\nMIIB", "application/pkcs7-mime"),
+        (parts("mixed", plain("lost")).replace("--", "=="), "multipart/mixed"),
+        (parts("mixed", plain(" "), "Content-Type: a/b; name=a.pdf\n\n%PDF", "Content-Type: a/b\n\n "), None),
+        (parts("related", "Content-Type: text/html\n\n<img>", "Content-Type: image/png\n\nPNG"), None),
+        (parts("mixed", plain("body"), "Content-Type: text/calendar\n\nBEGIN:VCALENDAR"), None),
+    ],
+)
+def test_mail_whose_text_cannot_be_read_is_named(mail: str, kinds: str | None) -> None:
+    told = {} if kinds is None else {"left_out": f"its text, which is in {kinds} alone"}
+    made = parse("a.eml", f"Subject: s\nMIME-Version: 1.0\n{mail}".encode())
+    assert made.metadata == {"title": "s", **told}
+    box = parse("a.mbox", f"From a 2024\nSubject: s\nMIME-Version: 1.0\n{mail}".encode())
+    assert (len(box.blocks), box.metadata) == (1, {"left_out": "message 1"} if told else {})
+
+
+@pytest.mark.parametrize(
     ("shown", "html", "expected"),
     [
         ("See this mail in a browser.", "word " * 17, "word " * 17),

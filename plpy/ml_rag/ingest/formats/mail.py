@@ -71,7 +71,9 @@ def parse_eml(_name: str, content: bytes, request: Request) -> abc.Document:
         if request.pictures is not None and _is_picture(part.get_content_type(), part.get_filename()):
             described += request.pictures.block(partial(part.get_payload, decode=True), {})
     names = map(_attached, message.walk())
-    return _mail("eml", headers, "\n\n".join(filter(None, texts)), names, described, attached=attached)
+    text = "\n\n".join(filter(None, texts))
+    left_out = None if text.strip() or attached else _unread(message)
+    return _mail("eml", headers, text, names, described, left_out, attached)
 
 
 def parse_mbox(_name: str, content: bytes, request: Request) -> abc.Document:
@@ -80,8 +82,9 @@ def parse_mbox(_name: str, content: bytes, request: Request) -> abc.Document:
     broken = []
     for number, message in enumerate(_messages(content), 1):
         try:
-            found = parse_eml("", message, request).blocks
-            blocks += [(block.text, {"message": number, **block.metadata}) for block in found]
+            found = parse_eml("", message, request)
+            blocks += [(block.text, {"message": number, **block.metadata}) for block in found.blocks]
+            broken += [number] if "left_out" in found.metadata else []
         except Exception:  # noqa: BLE001 - whatever the library raises over a broken message
             broken.append(number)
     return document("mbox", blocks, None, numbers("message", broken))
@@ -115,6 +118,18 @@ def _texts(message: Any, language: str | None) -> tuple[list[str], list[str]]:
         elif (text := _text(part, language)).strip():
             attached.append(_attachment(_attached(part), text))
     return texts, attached
+
+
+def _unread(message: Any) -> str | None:
+    """What a mail without text has in place of it: an invitation, what is encrypted, parts without their limits."""
+    kinds = {
+        kind
+        for part in message.walk()
+        if not part.is_multipart() and (kind := part.get_content_type()) not in _TEXTS
+        if part.get_content_maintype() != "image" and (not part.get_filename() or kind.endswith("pkcs7-mime"))
+        if (part.get_payload(decode=True) or b"").strip()
+    }
+    return f"its text, which is in {', '.join(sorted(kinds))} alone" if kinds else None
 
 
 def _leaves(part: Any, body: Any, language: str | None) -> Iterator[Any]:
