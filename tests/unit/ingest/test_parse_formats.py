@@ -76,6 +76,7 @@ def only(name: str, content: bytes | str) -> str:
             "<mn>2</mn></mfrac><msup><mi>z</mi><mn>2</mn></msup></mrow><annotation>tex</annotation></semantics></math>",
             "a y=(x+1)/2z^2",
         ),
+        ("a.html", "<p>a<div role=tabpanel style='display: none'>tab <p style='display:none'>no</div>", "a\n\ntab"),
         ("a.html", "<p>a<nav>menu</nav><style>s</style><p style='display:none'>no</p><img alt='pic'>", "a\n\npic"),
         ("a.rst", "Title\n=====\n\ntext\n\nPart\n----\n\nmore", "# Title\n\ntext\n\n## Part\n\nmore"),
         ("a.rst", "=====\nTitle\n=====\n\n===  ===\na    b\n===  ===", "# Title\n\n===  ===\na    b\n===  ==="),

@@ -132,7 +132,7 @@ def _convert(soup: BeautifulSoup) -> str:
     for element in [*soup(_DROPPED), *(one for head in soup("head") for one in head("title"))]:
         element.decompose()
     for element in soup.find_all(style=re.compile(r"display\s*:\s*none", re.I)):
-        if not element.decomposed:
+        if not element.decomposed and element.get("role") != "tabpanel":  # which a click on its tab shows
             element.decompose()
     for element in soup(_BLOCKS):
         element.name = "div"
