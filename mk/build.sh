@@ -47,7 +47,7 @@ with_vector() {
   sed -e 's/^@CATCH@$/EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN/' |
   sed -e "/^@WORK@\$/{r $ROOT/sql/work.sql.in" -e 'd}' | sed -e "/^@BACKEND@\$/{r $ROOT/sql/backend.py.in" -e 'd}' -e "/^@RAISE@\$/{r $ROOT/sql/raise.sql.in" -e 'd}' | sed "s/@ML_RAG_VERSION@/$VERSION/g; s/@ROUTINES_OF_PIPELINE@/$(routines_of pipeline)/" |
   sed -E -e 's/LANGUAGE [a-z0-9]+ ([A-Z ]+ )?SECURITY DEFINER/& '"$SHOWN/" \
-    -e '/^CREATE (FUNCTION|PROCEDURE) @extschema@[.]/,/[$][$]/s/SET search_path FROM CURRENT/& '"$SHOWN/" |
+    -e '/^CREATE (FUNCTION|PROCEDURE) (@extschema@|ml_rag)[.][a-z]/,/[$][$]/s/SET search_path FROM CURRENT/& '"$SHOWN/" |
   sed -E "/^ *DECLARE\$/,/^ *BEGIN\$/s/^( +[a-z_0-9]+( CONSTANT)?) ($CAPTURABLE)(\[\]|[ ;]|\$)/\1 pg_catalog.\3\4/" >"$target.new"
 mv "$target.new" "$target"
 

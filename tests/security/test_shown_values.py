@@ -52,7 +52,7 @@ def test_routines_that_others_can_call_show_none(owner: Connection) -> None:
     without = owner.execute(
         "SELECT p.oid::regprocedure::text FROM pg_proc AS p JOIN pg_depend AS d ON d.classid = 'pg_proc'::regclass"
         " AND d.objid = p.oid AND d.deptype = 'e' JOIN pg_extension AS e ON e.oid = d.refobjid"
-        " WHERE e.extname = 'ml_rag' AND (p.prosecdef OR p.pronamespace = 'public'::regnamespace"
+        " WHERE e.extname = 'ml_rag' AND (p.prosecdef OR p.proname !~ '^_'"
         # those that commit have no settings
         " AND array_to_string(p.proconfig, ' ') ~ 'search_path=pg_catalog, ml_rag')"
         " AND NOT coalesce(p.proconfig, '{}') @> %s",

@@ -30,7 +30,8 @@ DROP INDEX ml_rag_internal.former_length;
 -- its type is another one
 DROP FUNCTION ml_rag.model_server();
 CREATE FUNCTION ml_rag.model_server() RETURNS jsonb
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT
+SET debug_print_parse = off SET debug_print_rewritten = off SET debug_print_plan = off AS $$
 BEGIN
   RETURN ml_rag._python('get', '["/healthz"]');
 EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
