@@ -18,6 +18,17 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._is_former(xmax xid) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
+-- purpose: whether a row of the catalog that tells who is trusted is none to go by: above READ COMMITTED, one
+-- that was changed since the snapshot of the transaction. xmax: of the row
+-- At READ COMMITTED each statement has a snapshot of its own, and others may change grants at any time.
+BEGIN
+  RETURN xmax <> '0' AND ml_rag._was_changed(xmax)
+    AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted');
+END
+$$;
+
 CREATE FUNCTION ml_rag._is_member(role oid, groups oid[], granted_by_superuser boolean) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether a role is one of the groups or a member of one, if asked for by nothing but grants of
@@ -32,7 +43,7 @@ BEGIN
         -- from PostgreSQL 16 on the role that creates another may grant it, without INHERIT and SET
         AND coalesce((to_jsonb(m) ->> 'inherit_option')::boolean OR (to_jsonb(m) ->> 'set_option')::boolean,
           true)
-        AND (m.xmax = '0' OR NOT ml_rag._was_changed(m.xmax))
+        AND (m.xmax = '0' OR NOT ml_rag._is_former(m.xmax))
     )
     SELECT FROM held AS h WHERE h.oid = ANY (groups));
 END
@@ -152,8 +163,8 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 BEGIN
   RETURN ARRAY(
     SELECT DISTINCT unnest(ARRAY[c.relowner, n.nspowner] || ml_rag._left_behind(c.oid)
-      || CASE WHEN c.xmax <> '0' AND ml_rag._was_changed(c.xmax) OR n.xmax <> '0'
-        AND ml_rag._was_changed(n.xmax) THEN '{0}'::oid[] ELSE '{}' END)
+      || CASE WHEN (c.xmax <> '0' OR n.xmax <> '0') AND (ml_rag._is_former(c.xmax)
+        OR ml_rag._is_former(n.xmax)) THEN '{0}'::oid[] ELSE '{}' END)
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY (relations)
     ORDER BY 1);
 END

@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from support.cluster import Connection, Database, noticed
-from support.processes import Background, wait_until
+from support.processes import Background, over_and_over, wait_until
 from support.schema import SqlModel, ask, statement
 from support.stores import create_store, error, fake_embedding, search
 
@@ -155,6 +155,7 @@ def test_a_transaction_with_an_older_snapshot(
     owner.execute(given(db))
     plant(getter, what)
     assert [row[1] for row in search(caller, "zebra", {"query_embedding": NEAR})] == ["public.kept"]
+    assert '"public.docs" cannot be searched; ignored' in said
     with error("P0002", "no vector store found") as caught:
         search(caller, "zebra", {"query_embedding": NEAR, "vector_store": ["docs"]})
     assert "changed after your transaction began" in str(caught.detail)
@@ -175,3 +176,37 @@ def test_a_publisher_that_is_none_any_more_in_such_a_transaction(
     plant(getter, "a policy")
     assert [row[1] for row in search(asker, "zebra", {"query_embedding": NEAR})] == ["public.kept"]
     assert not any("ran as" in message for message in said), said
+
+
+@pytest.mark.parametrize("role", ["asker", None])
+def test_a_part_that_is_attached_while_the_question_is_embedded(
+    db: Database, owner: Connection, getter: Connection, model: SqlModel, role: str | None
+) -> None:
+    owner.execute(
+        "CREATE TABLE child () INHERITS (docs); CREATE VIEW seen AS SELECT * FROM docs; GRANT SELECT ON seen TO PUBLIC;"
+        "COMMENT ON COLUMN seen.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'; SET lock_timeout = '3s'"
+    )
+    caller = db.connect(role)
+    search(caller, "zebra")
+    said = noticed(caller)
+
+    def attach() -> None:
+        model.meanwhile = None
+        owner.execute("CREATE TABLE own.part () INHERITS (docs)")
+        owner.execute(given(db, "own.part"))
+        getter.execute("ALTER TABLE own.part ADD CHECK (own.evil(1))")
+
+    model.meanwhile = attach
+    search(caller, "zebra horse")
+    assert not any("ran as" in message for message in said), said
+
+
+@pytest.mark.parametrize("what", ["SCHEMA public", "docs"])
+def test_grants_that_change_nothing_leave_no_store_out(
+    db: Database, owner: Connection, getter: Connection, what: str
+) -> None:
+    grant = f"GRANT {'USAGE' if what.startswith('SCHEMA') else 'SELECT'} ON {what} TO PUBLIC".encode()
+    caller = db.connect("asker")
+    with over_and_over(lambda: getter.execute(grant)):
+        for _ in range(150):
+            assert len(search(caller, "zebra", {"query_embedding": NEAR})) == 2

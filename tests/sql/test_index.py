@@ -612,17 +612,3 @@ def test_emptying_waits_for_who_merges(owner: Connection, db: Database) -> None:
     merging.execute("COMMIT")
     owner.execute("TRUNCATE docs")
     assert (runs(owner), waiting(owner)) == ([], (0, 0))
-
-
-def test_an_index_is_made_of_the_table_alone_whatever_a_former_one_has_left(owner: Connection, db: Database) -> None:
-    keyword_store(owner, ["fox", "dog"])
-    other = db.connect(autocommit=False)
-    other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-    other.execute("SELECT 1")
-    add(owner, ["fox"], 3)
-    other.execute("SELECT ml_rag.disable_keyword_search('docs')")
-    other.commit()
-    enable(owner)
-    assert_exact(owner, "fox dog")
-    owner.execute("UPDATE docs SET segment = 'wolf' WHERE document_id = 3")
-    assert (found(owner), found(owner, "wolf")) == ([1], [3])

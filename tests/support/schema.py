@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,8 @@ class SqlModel:
         self.answers: list[Any] = []
         self.asked: list[dict[str, Any]] = []
         self.embedded: list[str] = []
+        #: before texts are embedded
+        self.meanwhile: Callable[[], None] | None = None
 
     def __call__(self, client: socket.socket, request: bytes) -> None:
         if request.startswith(b"GET /v1/models "):
@@ -72,6 +74,8 @@ class SqlModel:
         body = json.loads(request.partition(b"\r\n\r\n")[2])
         if "/v1/embeddings" in request.split(b"\r\n")[0].decode():
             self.embedded += body["input"]
+            if self.meanwhile is not None:
+                self.meanwhile()
             reply(embeddings(*map(fake_embedding, body["input"])))(client, request)
             return
         self.asked.append(body)

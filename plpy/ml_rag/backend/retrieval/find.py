@@ -115,8 +115,8 @@ class Finder:
         enter = functools.partial(self._trace.enter, "embed")
         made = vectors.make(self._plpy, request, question, stores, vector, enter)
         self._trace.step("embed")
-        if embeds:  # locks do not keep the owner of a schema from renaming it
-            stores = self._as_named_now(stores)
+        if embeds:  # locks keep neither the owner of a schema from renaming it nor that of a table from making parts
+            stores = self._hold(request, question, stores)
         left = self._of_dimensions(request, stores, made)
         while True:
             try:
@@ -264,7 +264,7 @@ class Finder:
         kept = [store for store in left if store.found == "named" or store.relation in now]
         if not kept:
             return self._hold(request, question, self._discover(request, question))
-        self.failures += [reasons.given_away(store) for store in left if store not in kept]
+        self.failures += [reasons.given_away(store.vector_store) for store in left if store not in kept]
         return kept
 
     def _as_named_now(self, stores: list[Store]) -> list[Store]:

@@ -36,15 +36,16 @@ def other_dimensions(store: Store, dimensions: int, length: int) -> Any:
     }
 
 
-def given_away(store: Store) -> Any:
-    """Of a store that the call found by itself, and that it would not find any more once it has its lock."""
-    name = store.vector_store
+def given_away(name: str) -> Any:
+    """Of a store that the call found by itself, and would not find any more once it has its lock; or above READ
+    COMMITTED, that was changed since the transaction began."""
     return failure(
         name,
         "55000",
         f'store "{name}" has changed, and is none that is searched without its name',
-        "Another session changed it, or gave it to another role, while the call waited.",
-        'Name it in "vector_store", with its schema.',
+        "Another session changed it, or its privileges, or gave it to another role, since the call or its transaction"
+        " began.",
+        'Begin another transaction, or name it in "vector_store", with its schema.',
     )
 
 

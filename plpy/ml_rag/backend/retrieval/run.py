@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from ml_rag.backend import calls, rights
-from ml_rag.backend.retrieval import explain, vectors
+from ml_rag.backend.retrieval import explain, reasons, vectors
 from ml_rag.backend.retrieval import request as requests
 from ml_rag.backend.retrieval import stores as discovery
 from ml_rag.backend.retrieval.arms import KEYWORD, SEMANTIC
@@ -322,6 +322,8 @@ class Retrieval:
 
     def _discover(self, request: Request, question: str) -> list[Store]:
         stores = discovery.discover(self._plpy, self._schema, request.wanted)
+        changed = map(reasons.given_away, discovery.changed)
+        self._finder.failures += [failure for failure in changed if failure not in self._finder.failures]
         names = request.wanted.names
         if names is not None and (len(names) > 1 or len(stores) != 1):
             known = frozenset().union(*(store.names for store in stores))

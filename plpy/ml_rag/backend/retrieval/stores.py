@@ -285,18 +285,21 @@ _LONGEST_WANTED = 10_000
 _found: dict[Wanted, list[Store]] = {}
 _seen: dict[Any, Any] = {}
 _moment: str | None = None
+#: of the last look at the catalog, names of stores that were changed since the snapshot of the transaction
+changed: list[str] = []
 #: roles that some caller of this session did not trust
 _strangers: set[int] = set()
 
 
 def discover(plpy: Any, schema: str, wanted: Wanted) -> list[Store]:
-    """The relations that the caller may search, in the order of their names.
+    """The relations that the caller may search, in the order of their names; ``changed`` has those that it leaves out.
 
     ``schema``: pgvector's, as it is written. The columns of its marker count, but for those that the call names.
     """
     global _moment
     run = _run(schema)
     moment = run(plpy, "moment")[0]["moment"]
+    changed.clear()
     if moment is None or moment != _moment:
         _moment = moment
         _found.clear()
@@ -328,7 +331,7 @@ def at_moment(key: Any, look_up: Callable[[], Any]) -> Any:
 def _discover(run: Statements, plpy: Any, wanted: Wanted) -> list[Store]:
     trust = _Trust(run, plpy)
     if wanted.names is None:
-        rows = [row for row in run(plpy, "all", trust.strangers()) if trust.covers(row)]
+        rows = [row for row in run(plpy, "all", trust.strangers()) if trust.covers(row) or trust.was_changed(row)]
     else:
         rows = list(run(plpy, "named", _tables(wanted.names)))
     if not rows:
@@ -344,8 +347,12 @@ def _discover(run: Statements, plpy: Any, wanted: Wanted) -> list[Store]:
     stores = []
     for key, row in zip(keys, rows, strict=True):
         store = known[key]
-        if store is not None and (wanted.names is None or store.found == "named" or trust.covers(row)):
+        if store is None:
+            continue
+        if store.found == "named" or (not trust.was_changed(row) if wanted.names is None else trust.covers(row)):
             stores.append(store)
+        elif trust.was_changed(row):
+            changed.append(store.vector_store)
     # as COLLATE "C" has it
     stores.sort(key=lambda store: store.vector_store.encode("utf-8", "surrogatepass"))
     return stores
@@ -523,6 +530,7 @@ class _Trust:
     def __init__(self, run: Statements, plpy: Any) -> None:
         self._run, self._plpy = run, plpy
         self._owners: dict[int, bool] = {}
+        self._changed: set[int] = set()
 
     def covers(self, row: Any) -> bool:
         """A relation, and what is read with it."""
@@ -536,7 +544,13 @@ class _Trust:
         if is_trusted and row["has_parts"]:
             owners = [found["owner"] for found in self._run(self._plpy, "owners", row["relation"])]
             is_trusted = all(map(self._trusts, owners))
+            if all(map(self._trusts, set(owners) - {0})) and 0 in owners:
+                self._changed.add(row["relation"])
         return bool(is_trusted)
+
+    def was_changed(self, row: Any) -> bool:
+        """Whether nothing but a change since the snapshot of the transaction keeps a relation out. After ``covers``."""
+        return row["relation"] in self._changed
 
     def strangers(self) -> list[int]:
         """Roles whose relations need not be looked at: however many they make, a call takes no longer."""
