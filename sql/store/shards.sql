@@ -338,8 +338,8 @@ BEGIN
   IF _rows > 0 AND _before > 0 THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'the shard has rows already',
       DETAIL = format('So has partition "%s".', source),
-      HINT = 'Name another table of that server in "table_name", or delete the rows of the shard if nobody '
-        'needs them.';
+      HINT = 'Name another table of that server in "table_name", or delete the rows of the shard if they are '
+        'not needed.';
   END IF;
   -- it is locked there by now: no policy comes in between
   PERFORM ml_rag._check_visible(store, f.ftrelid) FROM pg_foreign_table AS f

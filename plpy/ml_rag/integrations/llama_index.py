@@ -253,7 +253,7 @@ def _usable(node: BaseNode) -> BaseNode:
                 raise ValueError(f"the template has a field {name!r} that nothing fills in")
             known.discard(name or "")
     if (len(node.metadata_template) + len(node.metadata_separator)) * len(node.metadata) > _MOST_BETWEEN:
-        raise ValueError("the template and the separator of the metadata are too long for so many keys")
+        raise ValueError("the template and the separator of the metadata are too long for its keys")
     _ = (node.source_node, node.prev_node, node.next_node, node.parent_node, node.child_nodes)
     return node
 

@@ -42,7 +42,7 @@ def given_away(name: str) -> Any:
     return failure(
         name,
         "55000",
-        f'store "{name}" has changed, and is none that is searched without its name',
+        f'store "{name}" has changed, and is searched only if the call names it',
         "Another session changed it, or its privileges, or gave it to another role, since the call or its transaction"
         " began.",
         'Begin another transaction, or name it in "vector_store", with its schema.',
