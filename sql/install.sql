@@ -1,44 +1,34 @@
 -- The manifest of the extension. `make` joins the files that it names, in this order, into
--- build/ml_rag--VERSION.sql, and
--- CREATE EXTENSION ml_rag runs that. No file uses a later one.
+-- build/ml_rag--VERSION.sql, and CREATE EXTENSION ml_rag runs that. No file uses a later one.
 --
 -- The story of a call, CALL ml_rag('What is AutoML?', options), is told by ml_rag.backend.retrieval (plpy/):
--- run.py reads from top to bottom what a retrieval is; pipeline/compile is its door, and ml_rag._retrieve in
--- pipeline/rag what comes out of it.
+-- run.py reads from top to bottom what a retrieval is, plan.py writes its statement without a database, and
+-- kept.py keeps the plan. Its door is pipeline/compile; what comes out is ml_rag._retrieve in pipeline/rag.
 --
--- 1  the options are checked, those of each step too      ml_rag._parse_rag_options   pipeline/request;
--- request.py
--- 2  the stores that the caller may search                ml_rag.discover             pipeline/discover;
--- stores.py
--- 3  what is asked becomes what is searched with          ml_rag.rewrite              pipeline/rewrite,
--- documents, keys
---   4  the question becomes a vector                        ml_rag.embed                pipeline/embed
--- 5  filters become conditions on the rows of a store     ml_rag.filter               pipeline/filter,
--- condition; filters.py
---   6  arms bring candidates: by meaning (pgvector), by words (BM25), by a function
---      of the caller's, in node groups; shards run an arm by themselves
--- pipeline/function, nodes, shards; search.py, functions.py, shards.py
--- 7  one SQL statement: the arms' candidates as one list, what is too far away dropped, the texts of what is
--- left, their neighbours
--- ml_rag.statement            plan.py, rows.py, fuse.py
---   8  a cross-encoder puts what is left in order           ml_rag.rerank               pipeline/rerank
--- 9  a language model answers from the citations          ml_rag.generate             pipeline/generate,
--- summarize
---      its sentences are checked by the citations         ml_check_grounding           pipeline/grounding
--- 10  the answer document, with how it came about          ml_rag_answer, ml_rag       pipeline/rag, explain;
--- explain.py
+--  1  the options are checked, those of each step, too  pipeline/request            request.py
+--  2  the stores that the caller may search             pipeline/discover           stores.py
+--  3  what is asked becomes what is searched with       pipeline/rewrite, documents, keys
+--  4  the question becomes a vector                     pipeline/embed              vectors.py
+--  5  filters become conditions on rows of a store      pipeline/filter, condition  filters.py
+--  6  arms bring candidates: by meaning (pgvector),     pipeline/function, nodes,   arms.py, search.py,
+--     by words (BM25), by a function of the caller's,   shards                      functions.py, shards.py
+--     in node groups; shards run an arm by themselves
+--  7  one SQL statement: the candidates of the arms as  pipeline/isolate            plan.py, rows.py, fuse.py
+--     one list, without what is too far away; texts of
+--     what is left, and their neighbours
+--  8  a cross-encoder puts what is left in order        pipeline/rerank
+--  9  a language model answers from the citations,      pipeline/generate,
+--     its sentences are checked by the citations        summarize, grounding
+-- 10  the answer document, with how it came about       pipeline/rag, explain       explain.py
 --
--- The statement is written by Python without a database (plan.py) and its plan is kept (kept.py). A store
--- that nobody named must not fail the call: where the statement fails, each store is searched by itself, and
--- the others without the one that fails
--- (pipeline/isolate). Where whole documents are wanted, they are read after step 3, and step 9 follows
--- (pipeline/summarize).
+-- A store that nobody named must not fail the call: if the statement of step 7 fails, each store is searched
+-- by itself, and the others without the one that fails (pipeline/isolate). If whole documents are wanted, they
+-- are read after step 3, and step 9 follows (pipeline/summarize).
 --
--- ml_rag_search ends after step 8 and returns rows; ml_rag.why_not (pipeline/why) follows one segment that
--- far. ml_rag_chat
--- (chat/) keeps the turns of a conversation, ml_rag_table (batch/) asks many questions, ml_rag_evaluate
--- (evaluate/) measures the answers. vector_store_load and the like (store/) bring in what is searched,
--- vectorizers (vectorizer/) keep ordinary tables searchable.
+-- ml_rag_search ends after step 8 and returns rows; ml_rag.why_not (pipeline/why) follows one segment so
+-- far. ml_rag_chat (chat/) keeps the turns of a conversation, ml_rag_table (batch/) asks many questions,
+-- ml_rag_evaluate (evaluate/) measures the answers. vector_store_load and the like (store/) bring in what is
+-- searched, vectorizers (vectorizer/) keep ordinary tables searchable.
 
 -- ground: schema, types, settings, whose code may run unasked, the door to Python, the model server, metrics,
 -- options

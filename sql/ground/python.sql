@@ -9,8 +9,7 @@ SELECT setting || '/extension/ml_rag-' || ml_rag.version() FROM pg_config WHERE 
 $$;
 
 -- A function that is written in PL/Python returns its error as a value, and the SQL function around it raises
--- that
--- (ml_rag._raise): only so do message, detail and SQLSTATE come out clean.
+-- that (ml_rag._raise): only so do message, detail and SQLSTATE come out clean.
 
 CREATE FUNCTION ml_rag._load_backend() RETURNS jsonb
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$

@@ -187,8 +187,7 @@ $$;
 
 CREATE FUNCTION ml_rag._may_have_shards(relation oid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL SAFE AS $$
--- purpose: whether to look for shards: in a partitioned table, if the database has a partition that is
--- foreign
+-- purpose: whether to look for shards: in a partitioned table, if the database has a foreign partition
 -- Each partition takes 6 µs. A shard may have come after the snapshot of the caller's statement; this
 -- function is volatile to see it. Where a transaction has one snapshot the partitions decide.
 -- Reads: the catalog

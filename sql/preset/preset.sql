@@ -2,8 +2,8 @@
 
 CREATE FUNCTION ml_rag._write_preset(name text, options jsonb, description text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM CURRENT AS $$
--- purpose: a preset is there as given, or gone (options null); whether it was there. Whoever may call this
--- may change any
+-- purpose: a preset is there as given, or gone (options null); whether it was there. Every member of
+-- ml_rag_publisher may change every preset
 -- Writes: ml_rag_internal.preset
 DECLARE
   _was_there boolean;
