@@ -22,8 +22,8 @@
 -- 10  the answer document, with how it came about       pipeline/rag, explain       explain.py
 --
 -- A store that nobody named must not fail the call: if the statement of step 7 fails, each store is searched
--- by itself, and the others without the one that fails (pipeline/isolate). If whole documents are wanted, they
--- are read after step 3, and step 9 follows (pipeline/summarize).
+-- by itself, and the others without the one that fails (pipeline/isolate). If whole documents are wanted,
+-- they are read after step 3, and step 9 follows (pipeline/summarize).
 --
 -- ml_rag_search ends after step 8 and returns rows; ml_rag.why_not (pipeline/why) follows one segment so
 -- far. ml_rag_chat (chat/) keeps the turns of a conversation, ml_rag_table (batch/) asks many questions,
