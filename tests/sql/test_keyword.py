@@ -396,6 +396,17 @@ def test_no_store_with_an_index_is_55000(owner: Connection) -> None:
     assert caught.hint.endswith('Or search by meaning alone, as with "keyword_search": false.')
 
 
+def test_without_select_on_the_key_the_hint_names_it(owner: Connection, asker: Connection) -> None:
+    owner.execute("CREATE TABLE docs (id bigint PRIMARY KEY, segment text, segment_embedding vector(3))")
+    owner.execute("INSERT INTO docs VALUES (1, 'fox', '[1, 0, 0]')")
+    owner.execute("COMMENT ON COLUMN docs.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'")
+    owner.execute("SELECT ml_rag.enable_keyword_search('docs'); GRANT SELECT (segment, segment_embedding) ON docs TO PUBLIC")
+    with error("55000", "no vector store has a keyword index", "SELECT on the columns of its key"):
+        search(asker, "fox")
+    owner.execute("GRANT SELECT (id) ON docs TO PUBLIC")
+    assert len(search(asker, "fox")) == 1
+
+
 def test_a_view_has_no_index_even_over_a_table_that_has(owner: Connection) -> None:
     keyword_store(owner, ["fox"])
     owner.execute("CREATE VIEW v AS SELECT * FROM docs; COMMENT ON COLUMN v.segment_embedding IS"

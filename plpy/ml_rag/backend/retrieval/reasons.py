@@ -89,6 +89,8 @@ def no_index(plpy: Any, stores: list[Store], *, is_all: bool) -> Any:
     hint = "Only an ordinary table can have one: search the table behind it."
     if (table := _first_table(plpy, stores)) is not None:
         hint = f"Its owner can create one: {_enabling(plpy, table)};"
+        if not plpy.execute(f"SELECT has_table_privilege({table.relation}, 'SELECT') AS reads_all")[0]["reads_all"]:
+            hint += "\nIf it has one, searching it takes SELECT on the columns of its key, too."
     if is_all:
         names = ", ".join(store.vector_store for store in stores)
         hint += '\nOr search by meaning alone, as with "keyword_search": false.'
