@@ -190,11 +190,15 @@ def test_each_stage_is_a_function_of_its_name() -> None:
     story = (SQL / "install.sql").read_text()
     numbers = re.findall(r"^-- +(\d+)  ", story, re.M)
     assert [int(number) for number in numbers] == list(range(1, len(numbers) + 1))
-    stages = re.findall(r"^-- +\d+  .* ml_rag\.(\w+) +pipeline/(\w+)", story, re.M)
-    assert len(stages) > 5
-    for function, name in stages:
-        assert re.search(rf"^CREATE FUNCTION ml_rag\.{function}\(", source(f"pipeline/{name}"), re.M), name
-        assert function == name or name == "request"
+    steps = re.findall(r"^-- +\d+  .*  pipeline/((?:\w+, )*\w+)", story, re.M)
+    assert len(steps) == len(numbers)
+    assert {name for step in steps for name in step.split(", ")} <= {path.stem for path in (SQL / "pipeline").iterdir()}
+    stages = {"discover", "rewrite", "embed", "filter", "rerank", "generate"}
+    assert stages <= {step.split(", ")[0] for step in steps}
+    for name in stages:
+        assert re.search(rf"^CREATE FUNCTION ml_rag\.{name}\(", source(f"pipeline/{name}"), re.M), name
+    modules = ROOT / "plpy/ml_rag/backend/retrieval"
+    assert all((modules / name).exists() for name in re.findall(r"\w+\.py", story))
 
 
 def test_what_is_called_is_there() -> None:

@@ -400,7 +400,8 @@ def test_without_select_on_the_key_the_hint_names_it(owner: Connection, asker: C
     owner.execute("CREATE TABLE docs (id bigint PRIMARY KEY, segment text, segment_embedding vector(3))")
     owner.execute("INSERT INTO docs VALUES (1, 'fox', '[1, 0, 0]')")
     owner.execute("COMMENT ON COLUMN docs.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'")
-    owner.execute("SELECT ml_rag.enable_keyword_search('docs'); GRANT SELECT (segment, segment_embedding) ON docs TO PUBLIC")
+    owner.execute("SELECT ml_rag.enable_keyword_search('docs')")
+    owner.execute("GRANT SELECT (segment, segment_embedding) ON docs TO PUBLIC")
     with error("55000", "no vector store has a keyword index", "SELECT on the columns of its key"):
         search(asker, "fox")
     owner.execute("GRANT SELECT (id) ON docs TO PUBLIC")
