@@ -1,8 +1,8 @@
 -- The manifest of the extension. `make` joins the files that it names, in this order, into
 -- build/ml_rag--VERSION.sql, and CREATE EXTENSION ml_rag runs that. No file uses a later one.
 --
--- The story of a call, CALL ml_rag('What is AutoML?', options), is told by ml_rag.backend.retrieval (plpy/):
--- run.py reads from top to bottom what a retrieval is, plan.py writes its statement without a database, and
+-- The story of a call, CALL ml_rag('What is AutoML?', options), is in ml_rag.backend.retrieval (plpy/):
+-- run.py shows from top to bottom what a retrieval is, plan.py writes its statement without a database, and
 -- kept.py keeps the plan. Its door is pipeline/compile; what comes out is ml_rag._retrieve in pipeline/rag.
 --
 --  1  the options are checked, those of each step, too  pipeline/request            request.py
@@ -21,7 +21,7 @@
 --     its sentences are checked by the citations        summarize, grounding
 -- 10  the answer document, with how it came about       pipeline/rag, explain       explain.py
 --
--- A store that nobody named must not fail the call: if the statement of step 7 fails, each store is searched
+-- A store that was not named must not fail the call: if the statement of step 7 fails, each store is searched
 -- by itself, and the others without the one that fails (pipeline/isolate). If whole documents are wanted,
 -- they are read after step 3, and step 9 follows (pipeline/summarize).
 --

@@ -16,8 +16,8 @@ CREATE FUNCTION ml_rag._next_step(INOUT job bigint, routine text, INOUT given js
   OUT statement text, OUT vectors text[], OUT by_index boolean, OUT shard json, OUT result jsonb,
     OUT fallback jsonb, OUT error jsonb)
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
-# purpose: the next statement of a job (null = a new one) with its parameters $1 and $2, after what the last
-# one has found; none: commit, or the result; shard: where it runs, null = here
+# purpose: the next statement of a job (a new one if null) with its parameters $1 and $2, after what the last
+# one has found; if there is none, commit, or take the result; shard: where it runs, here if null
 if "ml_rag" not in GD or GD["ml_rag"].VERSION != "@ML_RAG_VERSION@":
     if error := plpy.execute("SELECT ml_rag._load_backend() AS error")[0]["error"]:
         nothing = dict.fromkeys(("given", "statement", "vectors", "by_index", "shard", "result", "fallback"))
@@ -61,7 +61,7 @@ $$;
 CREATE FUNCTION ml_rag._work(INOUT job bigint, routine text, given jsonb, call integer, committed boolean,
   failure jsonb, OUT result jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: a job (null = a new one) up to its next commit, or to its result; failure: of the last commit
+-- purpose: a job (a new one if null) up to its next commit, or to its result; failure: of the last commit
 DECLARE
   _step record;
   _calls regclass;

@@ -52,7 +52,7 @@ BEGIN
     WHERE m.role = current_user AND m.conversation_id = _begin_turn.conversation_id
     ORDER BY m.turn DESC LIMIT 1;
     IF NOT FOUND THEN
-      RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'there is no turn to replace',
+      RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'conversation has no turn to replace',
         DETAIL = format('Conversation %s is empty.', conversation_id), HINT = 'Leave "re_run" out.';
     END IF;
   END IF;

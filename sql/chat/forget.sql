@@ -27,7 +27,7 @@ DECLARE
   _n bigint;
 BEGIN
   IF before IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'there is no time before which to forget',
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'the time before which to forget is null',
       HINT = 'Such as SELECT ml_rag.forget(now() - interval ''90 days'').';
   END IF;
   UPDATE ml_rag.conversation AS c SET changed_at = '-infinity'

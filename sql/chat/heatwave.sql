@@ -86,7 +86,8 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 -- purpose: HeatWave's HEATWAVE_CHAT
--- The tables that were found do not go into the setting: a store that is named is searched whoever owns it.
+-- The tables that were found are not written into the setting: a store that is named is searched whether or
+-- not its owner is trusted.
 DECLARE
   _call integer := ml_rag._begin('heatwave_chat', 'discover');
   _began timestamptz := clock_timestamp();
@@ -133,7 +134,7 @@ BEGIN
       DETAIL = 'In a function that is SECURITY DEFINER it is the caller''s, who could have any column shown.',
       HINT = 'Call ml_rag_chat there, with "vector_store_columns".';
   END IF;
-  -- where nobody named a store and there is none, the model answers alone
+  -- if no store is named and none is found, the model answers alone
   IF NOT _options ?| '{tables,schema_name,include_document_uris}' AND NOT (_rag -> 'skip_generate')::boolean
     AND cardinality(ml_rag._discover(_rag)) = 0 THEN
     _rag := _rag || '{"n_citations": 0}';

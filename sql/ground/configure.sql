@@ -34,7 +34,7 @@ BEGIN
         HINT = 'Examples: unix:/run/ml_rag/ml_rag.sock, http://127.0.0.1:8080.';
     END IF;
     BEGIN
-      -- the expression above has let no slash in, so there is no netmask
+      -- the expression above excludes slashes, and with them netmasks
       _is_good := _parts IS NULL OR _parts[2]::integer BETWEEN 1 AND 65535 AND (_parts[1] = 'localhost'
         OR CASE WHEN _parts[1] ~ '^\[.*\]$' THEN family(btrim(_parts[1], '[]')::inet) = 6
           ELSE family(_parts[1]::inet) = 4 END);
@@ -114,11 +114,11 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION ml_rag.configure(text, text) IS
-$$changes a setting of this database (null = back to the default); for the owner of the extension
+$$changes a setting of this database (null restores the default); for the owner of the extension
 model_server: unix:/path/of/socket or http://host:port, host an IP address (IPv6 in brackets) or localhost,
 port 1-65535.
-default_options: options of ml_rag as JSON, for calls that do not say them. searched_owners: roles separated
-by commas, quoted as in SQL. Where nothing answers at the address of the model server there is a warning, and
+default_options: options of ml_rag as JSON, for calls that do not give them. searched_owners: roles separated
+by commas, quoted as in SQL. If nothing answers at the address of the model server, there is a warning, and
 the address is set all the same; so is a model that the model server does not have. Settings are listed by
 ml_rag.setting. Errors: 22023 unknown setting,
 malformed address, blank abstain_text, track that is neither on nor off, a role that does not exist, a bad

@@ -64,13 +64,13 @@ COMMENT ON FUNCTION @extschema@.ml_supported_models() IS
 $$the models of the model server
 task: embed, generate or rerank. dimensions: of the embedding. max_tokens: longest input (embed, rerank) or
 the context (generate). available: its files are there. is_default: used where no option names one.
-Errors: 08006 where the model server cannot be reached.$$;
+Errors: 08006 if the model server cannot be reached.$$;
 
 CREATE FUNCTION ml_rag._cannot_write(model_id text, purpose text) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the error, for ml_rag._raise, that a model writes no texts of its own (extractive) or is too small
--- (brief in the catalogue); its hint names a model that can. null = this one can, or the catalogue cannot be
--- read, which the next request reports
+-- (brief in the catalogue); its hint names a model that can. Null if this one can, or if the catalogue
+-- cannot be read, which the next request reports
 DECLARE
   _outcome record;
   _models jsonb;

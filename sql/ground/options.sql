@@ -26,8 +26,8 @@ COMMENT ON TABLE ml_rag.option IS
 $$every option of every routine: type, range, choices, default
 routine: the routine, or the object among its options that has the option as a key. minimum, maximum: both
 included.
-default_value: taken where the option is absent or null. default_rule: the same in words, where it depends on
-other things. auto_value: what "auto" stands for; null where there is no such word, JSON null where it is
+default_value: taken if the option is absent or null. default_rule: the same in words, if it depends on other
+things. auto_value: what "auto" stands for; null if the option does not accept "auto", JSON null if it is
 decided for each question.
 keys_of: whose options are the keys of an object, or of those in an array. is_private: errors do not repeat
 the value, as they go into the log.$$;
@@ -336,7 +336,7 @@ n_tables | integer 1..100 | = 8 | how many tables the model is shown, the most r
 include_comments | boolean | = true | show the model the comments of tables and columns
 examples | array of nl_sql_example | none | at most 20 questions with their statements: [{"question": "…",
   "sql": "…"}]
-use_retry | boolean | = true | up to 3 attempts; the model is told why the one before failed
+use_retry | boolean | = true | up to 3 attempts; the model sees why the one before failed
 verbose | integer 0..2 | = 0 | 1 = a notice with each statement and why it failed, 2 = also with the prompt
 model_id | text | setting generate_model_id | generation model that writes the statement
 embed_model_id | text | setting embed_model_id | embedding model that chooses the tables
@@ -604,7 +604,7 @@ $$);
 -- ml_rag_chat, beside the options of ml_rag
 
 SELECT ml_rag._add_options('ml_rag_chat', $$
-conversation_id | text | a new conversation | the conversation that goes on: a uuid, as the answers of its
+conversation_id | text | a new conversation | the conversation to continue: a uuid, as the answers of its
   turns have it
 re_run | boolean | = false | replace the last turn; the query may be null, which asks it once more
 return_prompt | boolean | = false | add the messages that the model answered: prompt

@@ -166,11 +166,11 @@ BEGIN
           DETAIL = format('It has %s bytes; at most 65536 are allowed.', octet_length(_value::text)),
           HINT = 'Shorten its descriptions, or leave properties out.';
       ELSIF _option.keys_of IS NOT NULL THEN
-        -- only checked: whoever reads the object fills in its defaults, which may depend on more
+        -- only checked: the function that reads the object fills in its defaults, which may depend on more
         PERFORM ml_rag.parse_options(_option.keys_of, _value);
       END IF;
     WHEN 'any' THEN
-      NULL; -- whoever reads it checks it
+      NULL; -- checked by the function that reads it
     WHEN 'array' THEN
       IF _kind <> 'array' THEN _allowed := 'an array'; END IF;
     WHEN 'vector' THEN
@@ -196,7 +196,7 @@ BEGIN
       ELSIF _option.type = 'integer' THEN
         _value := to_jsonb(trunc(_value::numeric)::bigint);
       ELSIF scale(_value::numeric) > 300 THEN
-        -- double precision, which whoever reads it makes of it, has nothing as small
+        -- it is read as double precision, which has nothing as small
         _value := to_jsonb(trim_scale(round(_value::numeric, 300)));
       END IF;
     END CASE;

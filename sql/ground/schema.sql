@@ -43,7 +43,7 @@ BEGIN
       HINT = 'Name a table.';
   ELSIF _name ~ '^([0-9]+|-)$' THEN
     RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'table does not exist',
-      DETAIL = format('There is no table with OID %s; it may have been dropped during the call.',
+      DETAIL = format('A table with OID %s does not exist; it may have been dropped during the call.',
         relation::oid),
       HINT = 'Try again.';
   END IF;
@@ -131,7 +131,7 @@ BEGIN
     JOIN pg_language AS l ON l.oid = p.prolang
     WHERE d.refclassid = 'pg_extension'::regclass AND d.classid = 'pg_proc'::regclass AND d.deptype = 'e'
       AND _function[2] IN (p.proname, concat(n.nspname, '.', p.proname))
-      -- this runs functions of callers, and of one that PostgreSQL has inlined there is no line
+      -- this runs functions of callers, and an inlined one has no line in the context
       AND p.proname <> '_run_function'
       -- a function of SQL or Python stands there without its schema
       AND CASE l.lanname WHEN 'plpgsql' THEN 'PL/pgSQL' WHEN 'sql' THEN 'SQL'
@@ -167,7 +167,8 @@ $$;
 CREATE FUNCTION ml_rag._is_distributed(relation oid) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether Citus has distributed a table: rows of two of its shards can have the same ctid
--- Reads: the catalog. PL/pgSQL is parsed when it runs, and without Citus there is no such table.
+-- PL/pgSQL, which is parsed when it runs: without Citus that table does not exist.
+-- Reads: the catalog
 BEGIN
   IF to_regclass('pg_catalog.pg_dist_partition') IS NULL THEN
     RETURN false;
@@ -178,7 +179,7 @@ $$;
 
 CREATE FUNCTION ml_rag._distribution_column(store regclass) RETURNS name
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the column by whose hash Citus distributes a table; null = it has none
+-- purpose: the column by whose hash Citus distributes a table; null if it has none
 BEGIN
   RETURN (SELECT column_to_column_name(d.logicalrelid, d.partkey) FROM pg_catalog.pg_dist_partition AS d
           WHERE d.logicalrelid = store AND d.partmethod = 'h');

@@ -2,8 +2,8 @@
 --
 -- Reading a relation can run its owner's code with the rights of the reader: a view, a policy, a cast of a
 -- type of the owner's, an expression of an index. And the owner of a schema decides what a name in it means,
--- since relations are found by OID and read by name. So what nobody named is touched only if the owners of
--- the relation and of its schema are trusted.
+-- since relations are found by OID and read by name. So a relation that the call does not name is touched
+-- only if its owner and that of its schema are trusted.
 
 CREATE FUNCTION ml_rag._was_changed(xmax xid) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
@@ -254,10 +254,10 @@ CREATE FUNCTION ml_rag._hold(relations oid[], from_triggers boolean DEFAULT fals
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: these relations keep their names and owners until the end of the transaction; a check of owners
 -- comes after it
--- A statement looks its names up again once it has the lock that it waited for. Whoever may create in a
--- schema can make it wait until the owner of a relation has renamed or dropped that, and put another one
--- there. PREPARE takes the lock and runs nothing, nor asks for a privilege. from_triggers: nor do tables get
--- other triggers
+-- A statement looks its names up again once it has the lock that it waited for. A role that may
+-- create in a schema can make it wait until the owner of a relation has renamed or dropped that, and put
+-- another one there. PREPARE takes the lock, runs nothing and checks no privilege. from_triggers: the tables
+-- do not get other triggers, either
 -- Errors: 42P01
 DECLARE
   _relation regclass;
@@ -335,9 +335,9 @@ CREATE FUNCTION ml_rag._refuse_foreign_trigger(relation regclass, filled regclas
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: refuse that a trigger function, which has the rights of its owner, writes a table of a role that
 -- this one does not trust
--- ALTER TABLE … OWNER TO leaves the function behind; and whoever holds TRIGGER on a table can have a function
--- of its own run, by a condition too, or a text as a statement, by an argument of another's function. Only
--- the owner can ENABLE ALWAYS a trigger. A role with REFERENCES on a table of segments can have others change
+-- ALTER TABLE … OWNER TO leaves the function behind. A role with TRIGGER on a table can have a function of
+-- its own run, by a condition too, or a text as a statement, by an argument of another's function. Only the
+-- owner can ENABLE ALWAYS a trigger. A role with REFERENCES on a table of segments can have others change
 -- when its rows are deleted; keys of the table itself are not changed.
 -- A role that may also execute the function, as it can by default privileges, can have it run by a trigger
 -- without transition tables: their names must not lead to a temporary view, whose functions would run then.
