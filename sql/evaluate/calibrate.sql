@@ -7,7 +7,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET client_min_messages = 'error'
 AS $$
 -- purpose: what max_distance and min_score are compared with for one question: the nearest distance, the best
--- score of rerank; null = nothing is found. Whole documents, which a question names, are answered from
+-- score of rerank; null if nothing is found. A question that names whole documents is answered from them,
 -- whatever the limits
 DECLARE
   _found record;
@@ -32,10 +32,10 @@ CREATE FUNCTION ml_rag._thresholds(measured numeric[], answerable boolean[], giv
 RETURNS TABLE (threshold numeric, refused_wrongly float8, answered_wrongly float8, is_proposed boolean)
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: thresholds half-way between what was measured, and given, each with its rates. A question is
--- answered where its measured value is at most the threshold; null = it never is. answerable: whether it
+-- answered if its measured value is at most the threshold; a null value never is. answerable: whether it
 -- should be
--- Proposed is the threshold of the smallest sum of both rates (Youden 1950), of those that refuse at most so
--- many wrongly (most); of equals the one that refuses less.
+-- The proposed threshold has the smallest sum of both rates (Youden 1950) among those that refuse at most the
+-- share most wrongly; of equals, the one that refuses less.
 BEGIN
   RETURN QUERY
     WITH value AS (
@@ -91,7 +91,7 @@ DECLARE
   _missing text;
   _stores ml_rag.store[];
   _keep jsonb := options -> 'keep';
-  -- the share of answerable questions that a limit to be kept may refuse; null = none is to be kept
+  -- the share of answerable questions that a limit to be kept may refuse; null if none is to be kept
   _most float8;
   _kept record;
   _limit numeric;
@@ -124,14 +124,14 @@ BEGIN
   _questions :=
     ARRAY(SELECT jsonb_array_elements(ml_rag._check_questions(ml_rag._read_questions(source, path),
     ml_rag.parse_options('evaluation_columns', NULL), '{}')));
-  -- one that nobody has marked is answerable
+  -- a question without a mark is answerable
   _answerable := ARRAY(SELECT coalesce(nullif(q.value -> 'answerable', 'null')::boolean, true)
                        FROM unnest(_questions) WITH ORDINALITY AS q (value, place) ORDER BY q.place);
   _missing := CASE WHEN true <> ALL (_answerable) THEN 'that the documents answer'
     WHEN false <> ALL (_answerable)
     THEN 'that the documents do not answer' END;
   IF _missing IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('there are no questions %s', _missing),
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('questions %s are missing', _missing),
       DETAIL = 'A threshold is found between both kinds; column "answerable" is false for questions that the '
         'documents do not answer.',
       HINT = 'Add at least twenty such questions: SELECT question, true AS answerable FROM … UNION ALL '
@@ -203,17 +203,17 @@ $$;
 COMMENT ON FUNCTION ml_rag.calibrate(text, jsonb) IS
 $$proposes max_distance, and with rerank min_score, for one's own documents: SELECT * FROM ml_rag.calibrate('questions')
 questions: a table or a query that gives question, answerable (false for questions that the documents do not
-answer; absent or null = true) and, if wanted, id and history. The query runs read-only, as the caller; do not
-let strangers write it.
+answer; true if absent or null) and, if wanted, id and history. The query runs read-only, as the caller; do
+not let strangers write it.
 options: those of ml_rag that the questions will be asked with; thresholds among them are measured too.
 "keep": true makes the max_distance that is proposed the one that "auto" stands for in the stores searched,
 which the caller must own; the threshold proposed then refuses at most 10 % of the answerable questions, or
 the share given in place of true.
 Returns a row for each threshold between two measured values. refused_wrongly: share of the answerable
 questions for which nothing is within it (0-1). answered_wrongly: share of the unanswerable ones for which
-something is (0-1). answerable,
-unanswerable: how many questions each share is of. is_proposed: true for one row of each option, that of the
-smallest sum of both shares. max_distance and min_score are measured each by itself.
+something is (0-1). answerable, unanswerable: how many questions each share is of. is_proposed: true for one
+row of each option, that of the smallest sum of both shares. max_distance and min_score are measured each by
+itself.
 Errors: 22023 bad option, no questions of one kind, two of one id; 42P01, 42703, 42501 and others of the
 query; 25006 a query that writes; 57014; P0002 no vector store, or nothing is found for any question;
 other errors that ml_rag_search has for one of the questions.$$;

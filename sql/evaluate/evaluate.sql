@@ -47,7 +47,7 @@ CREATE TABLE ml_rag.evaluation_question (
   question_id text NOT NULL,
   question    text,
   answer      text,           -- null where none was generated
-  -- what was found, without its text, and whether it is relevant (null = nobody has said)
+  -- what was found, without its text, and whether it is relevant (null if unknown)
   citations   jsonb NOT NULL,
   measures    jsonb NOT NULL,
   reasons     jsonb,          -- the judge's, by measure
@@ -76,7 +76,7 @@ SELECT pg_catalog.pg_extension_config_dump('ml_rag.evaluation_run', '');
 SELECT pg_catalog.pg_extension_config_dump('ml_rag.evaluation_run_run_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('ml_rag.evaluation_question', '');
 
--- Questions and answers may be confidential: nobody but the superuser sees those of others.
+-- Questions and answers may be confidential: only a superuser sees those of other roles.
 ALTER TABLE ml_rag.evaluation_run ENABLE ROW LEVEL SECURITY;
 ALTER TABLE ml_rag.evaluation_question ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own ON ml_rag.evaluation_run
@@ -88,7 +88,7 @@ WITH CHECK (role = current_user AND EXISTS (
   SELECT FROM ml_rag.evaluation_run AS r WHERE r.run_id = evaluation_question.run_id
     AND r.role = current_user));
 
--- Nobody may DELETE, or they could LOCK the table. A run is forgotten by an UPDATE of its questions to 0:
+-- DELETE is not granted, since it allows LOCK TABLE. A run is forgotten by an UPDATE of its questions to 0:
 -- evaluate/forget.
 
 CREATE FUNCTION ml_rag.forget_evaluation(run_id bigint) RETURNS boolean

@@ -1,17 +1,18 @@
 -- forget: all that ml_rag keeps for a role, deleted by an administrator; also for one that was dropped.
 --
--- Conversations and runs belong to a role by its name, which outlives DROP ROLE: who gets the name gets them.
+-- Conversations and runs belong to a role by its name, which outlives DROP ROLE: a role that gets the name
+-- gets them.
 
--- Whoever may DELETE from a table, or UPDATE all of it, may LOCK it too, whatever its policies: then the
+-- A role that may DELETE from a table, or UPDATE all of it, may LOCK it too, whatever its policies: then the
 -- calls of all others, writes to tables whose rows are embedded at once, and every DROP TABLE would wait. So
--- nobody may. A row is forgotten by an UPDATE of one column, which policies allow for one's own.
+-- neither is granted. A row is forgotten by an UPDATE of one column, which policies allow for one's own.
 CREATE FUNCTION ml_rag._forget() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 -- purpose: delete a row that was marked as forgotten, and what goes with one that was deleted
 -- Writes: ml_rag.conversation, ml_rag.message, ml_rag.evaluation_run, ml_rag.evaluation_question,
 -- ml_rag.vectorizer_error, ml_rag.vectorizer_truncated, tables of ml_rag_internal
 BEGIN
-  -- nobody but the owner may make triggers of it (privileges); on other tables the row could be anything
+  -- only the owner may make triggers of it (privileges); on other tables the row could be anything
   CASE TG_RELID
   WHEN 'ml_rag.conversation'::regclass THEN
     IF TG_OP = 'UPDATE' THEN

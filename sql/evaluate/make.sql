@@ -1,4 +1,4 @@
--- make: questions made of the segments of a store, to measure it with where nobody has written any.
+-- make: questions made of the segments of a store, to measure it with if none have been written.
 
 CREATE FUNCTION ml_rag._ask_writer(model_id text, asked text, segments text[], answer jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$

@@ -5,7 +5,7 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the expected documents of a question in one form, [{"document", "grade", "metadata"}], grades
 -- above 0 only
 -- In: a name or id, an array of them or of objects {"document", "grade", any key of metadata}, or name ->
--- grade. Null for null, which is "nobody has said"; [] is "none".
+-- grade. Null for null, which is "unknown"; [] is "none".
 DECLARE
   _items jsonb;
 BEGIN

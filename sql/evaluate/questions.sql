@@ -16,7 +16,7 @@ DECLARE
   _rows jsonb;
 BEGIN
   IF source IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'there are no questions',
+    RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'no questions given',
       HINT = 'Name a table or a query: ml_rag_evaluate(''SELECT id, question FROM questions'').';
   END IF;
   BEGIN
@@ -60,7 +60,7 @@ DECLARE
   _generate boolean;
 BEGIN
   own := ml_rag.parse_options('ml_rag_evaluate', options);
-  -- nobody would see what explain finds out
+  -- the output of explain would be shown nowhere
   rag := ml_rag._parse_rag_options(own -> 'options') - 'explain';
   columns := ml_rag.parse_options('evaluation_columns', own -> 'columns');
   IF rag ? 'query_embedding' THEN
@@ -109,13 +109,13 @@ $$;
 CREATE FUNCTION ml_rag._check_questions(rows jsonb, columns jsonb, own jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the questions in one form, [{id, question, documents, answers, answerable, history}], sampled;
--- null = no such column. history is checked with the options of the question
+-- null if the column is missing. history is checked with the options of the question
 DECLARE
   _wrong text;
   _questions jsonb;
 BEGIN
   IF rows IS NULL THEN
-    PERFORM ml_rag._raise(jsonb_build_object('sqlstate', '22023', 'message', 'there are no questions',
+    PERFORM ml_rag._raise(jsonb_build_object('sqlstate', '22023', 'message', 'no questions found',
       'hint', 'The table or query has no row that you may read.'));
   END IF;
   -- a column that was named must be there; the others may be missing

@@ -162,7 +162,7 @@ def test_errors(ready: Connection, owner: Connection) -> None:
         ("SELECT question FROM questions", "not answer"),
         ("SELECT question, false AS answerable FROM questions", "the documents answer"),
     ):
-        with error("22023", "there are no questions", "answerable") as caught:
+        with error("22023", "questions that the documents", "answerable") as caught:
             calibrate(ready, source)
         assert kind in caught.message
     with error("22023", "questions"):
