@@ -28,10 +28,10 @@ CREATE FUNCTION ml_rag._keep_keywords() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM CURRENT
 SET row_security = on AS $$
 -- purpose: what a statement did to a table, done to its index
--- Security definer because whoever writes the table may not write its index otherwise. All it reads are the
--- rows of that statement, in columns of built-in types; never the table, whose policies and indexes may be
--- anybody's code. A partition's own trigger runs where a statement names the partition, the one of the whole
--- table where it names that. Any owner of a table can make a trigger of this function, one without transition
+-- Security definer because a role that writes the table may not write its index otherwise. It reads only the
+-- rows of that statement, in columns of built-in types; never the table, whose policies and indexes may run
+-- any role's code. A partition's own trigger runs if a statement names the partition, the one of the whole
+-- table if it names that. Any owner of a table can make a trigger of this function, one without transition
 -- tables too: then their names must not lead to a relation of the caller's, such as a temporary view, whose
 -- functions would run with the definer's rights.
 -- Statements of a transaction can come here in another order than they were made in: one within another, by a
@@ -88,7 +88,7 @@ BEGIN
       DETAIL = 'The snapshot of the transaction does not show it.',
       HINT = 'Try again, in a new transaction.';
   END IF;
-  -- matches: the columns are there, of types whose conversion to text runs nobody's code and never changes
+  -- matches: the columns are there, of types whose conversion to text runs built-in code and never changes
   SELECT i AS index, (
       SELECT count(*) FROM pg_attribute AS a
       WHERE a.attrelid = i.store AND a.attnum > 0 AND NOT a.attisdropped AND (
@@ -212,8 +212,8 @@ BEGIN
         ' FROM (%s) AS s (key, segment) WHERE s.segment IS NOT NULL', _new);
       OPEN _rows NO SCROLL FOR EXECUTE (SELECT _new) USING (SELECT _store), (SELECT OLD), (SELECT NEW);
     END IF;
-    -- a large statement makes runs of its rows itself: they are its own, so that nobody else can be at it; so
-    -- does one of a long text, which each search would read as long as it waits
+    -- a large statement makes runs of its rows itself: they are its own, so that no other session works on
+    -- them; so does one of a long text, which each search would read as long as it waits
     IF _is_usual THEN
       _is_large := (SELECT count(*) >= _portion OR coalesce(max(octet_length(n.segment)), 0) > _long
         FROM ml_rag_new AS n);
@@ -255,8 +255,8 @@ BEGIN
         OR EXISTS (SELECT FROM ml_rag_internal.keyword_run AS u
           WHERE u.store = _store AND u.rows < _portion OFFSET 99))
       -- The session's role may know the words of all rows of the table, or at least in how many rows each is:
-      -- what a merge writes, as pg_stat_xact_all_tables and EXPLAIN (ANALYZE, WAL) show to whoever caused it,
-      -- depends on the words that it finds waiting. current_user would be the owner of the trigger.
+      -- what a merge writes, as pg_stat_xact_all_tables and EXPLAIN (ANALYZE, WAL) show to the role that
+      -- caused it, depends on the words that are pending. current_user would be the owner of the trigger.
       AND (SELECT bool_and(has_column_privilege(r.oid, _store, a.attnum, 'SELECT'))
            AND bool_and(_index.statistics = 'all' OR NOT c.relrowsecurity OR r.rolsuper OR r.rolbypassrls
              OR pg_has_role(r.oid, c.relowner, 'USAGE') AND NOT c.relforcerowsecurity)
@@ -543,9 +543,9 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- Wherever Citus creates a shard or moves it to, it gives it the triggers of its table, and sets their state
 -- last. The argument of the trigger that is for replicas says which index. It notes the rows that are written
 -- to a shard while that is moved. Runs as the role that alters the table, which may have no privilege on
--- ml_rag: so ml_rag is used only for tables with that trigger. Anybody can make such a trigger on a table of
--- their own. A shard is altered by its owner; a superuser, say, must not read what the owner of the schema
--- puts in the place of the table: it is read by its name.
+-- ml_rag: so ml_rag is used only for tables with that trigger. Any role can make such a trigger on a table of
+-- its own. A shard is altered by its owner; a superuser, say, must not read what the owner of the schema puts
+-- in the place of the table: it is read by its name.
 -- Reads: the shard, as the caller
 DECLARE
   _shard regclass;

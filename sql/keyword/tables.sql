@@ -16,7 +16,7 @@ CREATE TABLE ml_rag_internal.keyword_store (
   k1            double precision NOT NULL CHECK (k1 BETWEEN 0 AND 100),
   b             double precision NOT NULL CHECK (b BETWEEN 0 AND 1),
   statistics    text NOT NULL CHECK (statistics IN ('all', 'visible')),
-  -- column of a text that is indexed together with the first, as one; null = none
+  -- column of a text that is indexed together with the first, as one; null if none
   beside        name CHECK (beside = 'segment_nodes')
 );
 CREATE SEQUENCE ml_rag_internal.keyword_number;
@@ -70,7 +70,7 @@ CREATE TABLE ml_rag_internal.keyword_run (
   last_id     bigint NOT NULL,
   ids         bytea NOT NULL,               -- by slot (0 …), ascending, less first_id; see backend/keyword.py
   lengths     bytea NOT NULL,               -- by slot
-  gone        bytea                         -- a bit for each slot; null = none
+  gone        bytea                         -- a bit for each slot; null if none
 );
 CREATE INDEX ON ml_rag_internal.keyword_run (store);
 CREATE TABLE ml_rag_internal.keyword_posting (
@@ -91,7 +91,7 @@ ALTER TABLE ml_rag_internal.keyword_new ALTER tokens SET STORAGE EXTERNAL, ALTER
 ALTER TABLE ml_rag_internal.keyword_new SET (toast_tuple_target = 8160);
 ALTER TABLE ml_rag_internal.keyword_row ALTER tokens SET STORAGE EXTERNAL;
 ALTER TABLE ml_rag_internal.keyword_row SET (toast_tuple_target = 8160);
--- no estimate of a plan, which debug_print_plan shows to whoever asks, may depend on words
+-- no estimate of a plan, which debug_print_plan shows to any role, may depend on words
 ALTER TABLE ml_rag_internal.keyword_row ALTER tokens SET STATISTICS 0;
 ALTER TABLE ml_rag_internal.keyword_new ALTER tokens SET STATISTICS 0, ALTER words SET STATISTICS 0;
 ALTER TABLE ml_rag_internal.keyword_posting ALTER term SET STATISTICS 0;
@@ -210,11 +210,11 @@ $$;
 
 CREATE FUNCTION ml_rag._key_values(alias text, key name[]) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: SQL of a row's key, the text of a text[]; two keys are the same where each letter is, whatever the
+-- purpose: SQL of a row's key, the text of a text[]; two keys are the same if each letter is, whatever the
 -- collation of the column
--- By concat and not by a cast: it writes a value as its type's own output does, and a cast of a type that
--- somebody made could be anybody's function. The types are checked as well, but under repeatable read the
--- catalog may be of another moment than the table.
+-- By concat and not by a cast: it writes a value as its type's own output does, and a cast of a user-defined
+-- type could be any role's function. The types are checked as well, but under repeatable read the catalog may
+-- be of another moment than the table.
 BEGIN
   RETURN (SELECT concat('ARRAY[', string_agg(format('concat(%s.%I)', alias, u.k), ', ' ORDER BY u.place),
     ']::text COLLATE "C"')
@@ -281,7 +281,7 @@ RETURNS TABLE (keys text, n bigint)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 COST 100000 SET search_path FROM CURRENT AS $$
 -- purpose: keys of the rows that the caller can see, in portions: the text of an array of them, and how many
 -- there are in it
--- row_keys: of few rows that pass a filter, the text of a tid[], null = all; condition and its arguments: of
+-- row_keys: of few rows that pass a filter, the text of a tid[], all if null; condition and its arguments: of
 -- those that pass it (ml_rag.filter), most at most. Not SQL, which could give keys of hidden rows
 -- A key is the text of a text[]: as one text they pass PL/Python fastest.  Reads: the store, as the caller
 BEGIN
@@ -324,7 +324,7 @@ $$;
 
 CREATE FUNCTION ml_rag._empty_keywords(store oid) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: forget all rows of an index; waits for whoever merges it
+-- purpose: forget all rows of an index; waits for a session that merges it
 -- Writes: ml_rag_internal.keyword_row, keyword_new, keyword_gone, keyword_owed, keyword_posting, keyword_run
 BEGIN
   PERFORM FROM ml_rag_internal.keyword_store AS i WHERE i.store = _empty_keywords.store FOR UPDATE;

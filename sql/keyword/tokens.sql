@@ -2,7 +2,7 @@
 
 CREATE FUNCTION ml_rag.text_search_configuration(language text) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: the text search configuration for a language: code (en, de-AT) or name; null = the default
+-- purpose: the text search configuration for a language: code (en, de-AT) or name; the default if null
 DECLARE
   _name text;
 BEGIN
@@ -36,9 +36,9 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.text_search_configuration(text) IS
 $$the text search configuration that keyword search takes for a language: en = english, de = german, …
-language: a code (en, pt-BR) or a name (english); null = default_text_search_config; one that PostgreSQL has
-no configuration for, such as zh, ja or ko, = simple, with a warning where it looks like no code. Returns the
-name with its schema.$$;
+language: a code (en, pt-BR) or a name (english). Null gives default_text_search_config; a language that
+PostgreSQL has no configuration for, such as zh, ja or ko, gives simple, with a warning if it does not look
+like a code. Returns the name with its schema.$$;
 
 CREATE FUNCTION ml_rag._configuration(name text) RETURNS regconfig
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
@@ -61,7 +61,7 @@ $$;
 
 CREATE FUNCTION ml_rag._lexemes(configuration regconfig, segment text) RETURNS TABLE (lexeme text, n bigint)
 LANGUAGE plpgsql STABLE PARALLEL SAFE
--- a word of more than 2 kB is left out, and that is no news to whoever writes a row
+-- a word of more than 2 kB is left out, without a message to the role that writes the row
 SET client_min_messages = 'warning'
 -- to compile the statement takes a hundred times as long as to run it
 SET jit = off

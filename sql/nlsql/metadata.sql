@@ -1,4 +1,4 @@
--- metadata: which tables a question may be answered from, what a model is told of each, and which of them
+-- metadata: which tables a question may be answered from, what a model is shown of each, and which of them
 -- matter for it.
 
 -- What is embedded of a table is the key of its embedding. So nothing here can be out of date: a table whose
@@ -245,7 +245,7 @@ BEGIN
       HINT = coalesce('Did you mean "' || ml_rag._nearest_table(_missing) || '"?',
         'Name it as "schema.table".');
   ELSIF _tables.relations IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'there is no table to query',
+    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'no table to query',
       DETAIL = CASE WHEN _schemas IS NULL
         THEN 'Without "schemas" and "tables" only tables of trusted owners are queried: '
           'docs/nl_sql.md#which-tables.'

@@ -43,7 +43,7 @@ $$;
 
 CREATE FUNCTION ml_rag._refusal(tree text, relations oid[]) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SET search_path FROM CURRENT AS $$
--- purpose: why a parsed statement is refused; null = it is harmless
+-- purpose: why a parsed statement is refused; null if it is harmless
 -- tree: its pg_node_tree as text. A name in it cannot pass for anything else: blanks and braces of names are
 -- escaped.
 -- relations: the ones that it may read, the view itself among them
@@ -268,10 +268,10 @@ $$;
 CREATE FUNCTION ml_rag._next_row(INOUT portal refcursor, statement text, n bigint, OUT is_there boolean,
   OUT value text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the next row of a portal; portal null = open one for the statement, with n as $1. It runs under
--- the search_path of the statement, hence names with their schema
--- Its errors become short ones: PL/Python copies an error and makes one of Python's of it, and where a long
--- one leaves too little memory for that, PostgreSQL jumps over Python's frames, and the process crashes.
+-- purpose: the next row of a portal; if portal is null, of one opened for the statement, with n as $1. It
+-- runs under the search_path of the statement, hence names with their schema
+-- Its errors become short ones: PL/Python copies an error and makes one of Python's of it, and if a long one
+-- leaves too little memory for that, PostgreSQL jumps over Python's frames, and the process crashes.
 DECLARE
   _portal refcursor := portal;
 BEGIN

@@ -108,15 +108,15 @@ BEGIN
     'node_embedding ' || _type || ',', _columns, ml_rag._relation_name(store));
   EXECUTE format('COMMENT ON TABLE %s IS %L', _nodes, concat('ML_RAG_NODE_GROUP=', _options));
   EXECUTE format('ALTER TABLE %s OWNER TO %s', _nodes, _store.relowner::regrole);
-  -- nobody looks a node up by its text, and estimates, which EXPLAIN shows to everybody, would tell of hidden
-  -- ones
+  -- nodes are not looked up by their text, and estimates, which EXPLAIN shows to every role, would tell of
+  -- hidden ones
   EXECUTE
     format('ALTER TABLE %s ALTER node SET STATISTICS 0, ALTER text_hash SET STATISTICS 0, ALTER members SET '
       'STATISTICS 0,'
     ' ALTER error SET STATISTICS 0', _nodes);
-  -- Who sees a node: whoever sees its segment, and all that it was made of: the segments of a document, or
-  -- those that a model has read for a context. It reads the text, so that it takes the privilege to read that
-  -- in the store.
+  -- A role sees a node if it sees its segment, and all that the node was made of: the segments of a document,
+  -- or those that a model has read for a context. The policy reads the text, so that it takes the privilege
+  -- to read that in the store.
   _condition := format('EXISTS (SELECT s.segment FROM %s AS s WHERE %s) AND ($%s IS NULL',
     ml_rag._relation_name(store), _same, cardinality(_key.key) + 1);
   -- with a column of documents that the table gets later, a model reads several segments

@@ -35,8 +35,8 @@ $$;
 CREATE FUNCTION ml_rag._node_sources(run ml_rag._node_fill) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: SQL of what a node group is made of: the columns of its key, hash, members, texts, around, and
--- document of whole documents. A text that is too long is null: whoever writes into the store must not fill
--- the memory of whoever makes the nodes
+-- document of whole documents. A text that is too long is null: a role that writes into the store must not
+-- fill the memory of the session that makes the nodes
 -- Reads: the catalog
 DECLARE
   _text CONSTANT text := 'CASE WHEN octet_length(t.segment) <= 10000000 THEN t.segment::text END';

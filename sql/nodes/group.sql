@@ -37,8 +37,7 @@ $$;
 
 CREATE FUNCTION ml_rag._merged_nodes(store regclass) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: SQL of the nodes that are merged into row s of a store, as one text; null = there is no such node
--- group
+-- purpose: SQL of the nodes that are merged into row s of a store, as one text; null if no group is merged
 BEGIN
   RETURN (
     SELECT format('nullif(concat_ws(%L, %s), %L)', E'\n', string_agg(format(
@@ -140,7 +139,7 @@ $$;
 
 CREATE FUNCTION ml_rag._grant_readers(store regclass, nodes regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: who may SELECT the store may SELECT its node group, and nobody else
+-- purpose: exactly the roles that may SELECT the store may SELECT its node group
 -- Writes: the privileges of the node group, as the caller
 DECLARE
   _nodes text := ml_rag._relation_name(nodes);
@@ -208,7 +207,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 -- purpose: node groups go with their store: DROP … CASCADE leaves their tables without the foreign key that
 -- makes them nodes
--- As whoever drops the store, with that role's own rights.
+-- It runs as the role that drops the store, with that role's own rights.
 -- Writes: the tables' definition, as the caller
 DECLARE
   _table text;

@@ -45,8 +45,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '42501',
       MESSAGE = format('function %s is in a schema of a role that is not trusted', _function),
       DETAIL = format('The owner of schema %I, %s, could put another function in its place, which would run '
-        'with the rights of '
-        'whoever fills the node group.', _found.schema_name,
+        'with the rights of the role that fills the node group.', _found.schema_name,
           quote_ident(pg_get_userbyid(_found.schema_owner))),
       HINT = 'Move the function: ALTER FUNCTION … SET SCHEMA …; a node group that names it is created anew.';
   ELSIF NOT ml_rag._trusts(_found.owner) THEN
@@ -62,7 +61,7 @@ $$;
 CREATE FUNCTION ml_rag._transform(options jsonb, segment text, around jsonb, OUT nodes text[],
   OUT error jsonb)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the nodes of one text, null = one that is too long (nodes/fill); what goes wrong with it comes
+-- purpose: the nodes of one text, which is null if it is too long (nodes/fill); what goes wrong with it comes
 -- back as its error. options: of the node group, with its store
 DECLARE
   _transform text := options ->> 'transform';
