@@ -17,7 +17,7 @@ SET search_path FROM CURRENT
 -- plans are kept, and planning anew for the values of a call takes longer than all the rest
 SET plan_cache_mode = force_generic_plan
 SET jit = off
--- An approximate index goes on until enough rows have passed the filters and row-level security.
+-- An approximate index is scanned until enough rows have passed the filters and row-level security.
 SET hnsw.iterative_scan = 'relaxed_order'
 SET ivfflat.iterative_scan = 'relaxed_order'
 -- until the end of this function; where a call wants others, search.py sets them

@@ -240,7 +240,7 @@ BEGIN
   FROM pg_type AS t LEFT JOIN pg_type AS e ON e.oid = t.typelem AND e.typarray = t.oid
   WHERE t.oid = type AND (t.typnamespace = 'pg_catalog'::regnamespace OR t.typtype = 'e');
   IF (SELECT t.typtype = 'e' FROM pg_type AS t WHERE t.oid = type) THEN
-    -- by label, which concat writes without any cast: casts of the type could be anybody's functions
+    -- by label, which concat writes without any cast: casts of the type could be any role's functions
     target := format('CASE WHEN %s IS NOT NULL THEN pg_catalog.concat(%1$s) END', target);
     _element := target;
     IF operator IN ('lt', 'lte', 'gt', 'gte', 'between') THEN

@@ -187,8 +187,8 @@ $$;
 
 CREATE FUNCTION ml_rag._why_no_store(name text, options jsonb, OUT reason text, OUT hint text)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
--- purpose: why a relation that a call named is none that it can search; options are parsed ones
--- Reads: the catalog. Not even that a relation exists is told where the caller may not use its schema.
+-- purpose: why a call cannot search a relation that it names; options are parsed ones
+-- Of a schema that the caller may not use it does not reveal even that a relation exists.  Reads: the catalog
 DECLARE
   _relation oid;
 BEGIN
@@ -200,7 +200,7 @@ BEGIN
       format('%I.%I', n.nspname, c.relname), quote_ident(c.relname))
   ORDER BY options -> 'schema' ? n.nspname DESC NULLS LAST, n.nspname LIMIT 1;
   IF _relation IS NULL THEN
-    reason := 'There is no table or view of that name in a schema that the caller may use.';
+    reason := 'No table or view of that name exists in a schema that the caller may use.';
     hint := 'A name is "schema.table" or "table", as SELECT vector_store FROM ml_rag.discover() lists them.';
     RETURN;
   END IF;
@@ -213,8 +213,8 @@ RETURNS TABLE (oid oid, nspname name, relname name)
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the relations that a call that does not search them may tell of, in schemas that the caller may
 -- use; readable: only those of which the caller may read a column
--- Anybody can make tables of 1600 vectors, each with a comment, and to look for a marker in all of them takes
--- a while. So those with the fewest come first, and of them as many as have 1000 together.
+-- Any role can make tables of 1600 vectors, each with a comment, and to look for a marker in all of them
+-- takes a while. So those with the fewest come first, and of them as many as have 1000 together.
 -- Reads: the catalog
 BEGIN
   RETURN QUERY
@@ -245,8 +245,8 @@ $$;
 CREATE FUNCTION ml_rag._left_out(options jsonb, OUT stores text, OUT hint text)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: stores that a call does not search, at most ten beside those it names, with the reason of each,
--- and what to do about the first; null = there are none. options are parsed ones
--- Reads: the catalog. Not even that a relation exists is told where the caller may not use its schema.
+-- and what to do about the first; null if none. options are parsed ones
+-- Of a schema that the caller may not use it does not reveal even that a relation exists.  Reads: the catalog
 DECLARE
   _names text[] := ml_rag._texts(options -> 'vector_store');
 BEGIN

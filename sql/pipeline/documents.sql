@@ -10,7 +10,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- Reads: the stores, as the caller
 DECLARE
   _most CONSTANT integer := 20000;
-  -- what anybody may have written is all in memory here
+  -- all names are in memory here, and any role may have written them
   _longest CONSTANT integer := 2000;
   _store ml_rag.store;
   _name text;
@@ -74,8 +74,8 @@ BEGIN
         AND regexp_replace(n.file, '\.[a-z][a-z0-9]{0,4}$', '') = _stem
       UNION ALL SELECT n.name, ml_rag._distance_of_words(n.file, _file)
       FROM (
-        -- letters that the other one lacks cost a change each; what is left takes a while for each, and
-        -- anybody can plant many
+        -- letters that the other one lacks cost a change each; what is left takes a while for each, and any
+        -- role can plant many
         SELECT n.name, n.file FROM listed AS n
         WHERE abs(length(n.file) - length(_file)) <= _far
           AND length(translate(n.file, _file, '')) <= _far AND length(translate(_file, n.file, '')) <= _far
@@ -89,7 +89,7 @@ $$;
 CREATE FUNCTION ml_rag._documents_named_in(question text, stores ml_rag.store[], options jsonb,
   OUT names text[], OUT is_summary boolean)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the documents that a question names, of those that the options leave; null = none. is_summary:
+-- purpose: the documents that a question names, of those that the options leave; null if none. is_summary:
 -- whether it asks for nothing but a summary of them. What looks like the name of a file, and is not, counts
 -- as the nearest one, with a warning
 DECLARE

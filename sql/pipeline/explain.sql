@@ -30,8 +30,8 @@ CREATE FUNCTION ml_rag._explain_stores(options jsonb, stores ml_rag.store[], arm
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the stores that were searched, each with what its arms say (arms: {arm: {store: {…}}}), and those
 -- that were not, with the reason
--- Those that nobody named are told of only where the caller may read their vectors: of others not even that
--- they exist.
+-- A store that the call does not name is shown only if the caller may read its vectors; of others it does not
+-- reveal even that they exist.
 -- Reads: the catalog
 DECLARE
   _most CONSTANT integer := 100;
@@ -112,7 +112,7 @@ CREATE FUNCTION ml_rag._explain(request ml_rag.request, retrieval ml_rag.retriev
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the object that option explain adds to an answer; began: when the call did; tokens: of
 -- ml_rag._complete
--- What is told of rows comes from hits, which are rows that the caller sees.
+-- What it says about rows comes from hits, which are rows that the caller sees.
 DECLARE
   _ended timestamptz := clock_timestamp();
   _options jsonb := request.options;

@@ -83,7 +83,7 @@ $$;
 
 CREATE FUNCTION ml_rag._nearest_key(keys text[], key text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: the key that one that is not there may have been meant for; null = none is spelt almost so
+-- purpose: the key that a missing one may have been meant for; null if none is spelt almost so
 BEGIN
   RETURN (
     SELECT c.n FROM (
@@ -101,11 +101,10 @@ $$;
 
 CREATE FUNCTION ml_rag._warn_of_unknown_keys(store ml_rag.store, filters jsonb) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
--- purpose: a misspelt key of the metadata, where nobody would notice: a condition that holds for rows without
--- a value holds for all of them then. Other conditions return nothing then, and the mistake is noticed.
--- Which keys there are only the rows know. A few are looked at, and a key that they lack is complained about
--- only where they have one that is spelt almost so: a key that hardly any row has is what such conditions are
--- for.
+-- purpose: a warning about a misspelt key of the metadata that would go unnoticed: a condition that holds for
+-- rows without a value then holds for all of them. Other conditions return nothing, which is noticed.
+-- Only the rows know which keys exist. A few are looked at, and a key that they lack is reported only if they
+-- have one that is spelt almost so: such conditions are meant for keys that hardly any row has.
 -- Reads: the store, as the caller
 DECLARE
   _rows CONSTANT integer := 100;
@@ -188,7 +187,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- alike: less twice the standard deviation, which is one of pages, of few that pass nothing is concluded.
 -- Half of the planner's estimate counts as far as the pages bear it out; of a partitioned table, where a
 -- filter may leave out most partitions, no pages are looked at. Its estimate can come of rows that the caller
--- may not see. It decides in which order rows are read, and is told to nobody.
+-- may not see. It decides in which order rows are read, and is not shown to any role.
 -- Reads: pg_class; the store, as the caller
 DECLARE
   _is_partitioned boolean := (SELECT c.relkind = 'p' FROM pg_class AS c WHERE c.oid = store.relation);

@@ -31,8 +31,8 @@ BEGIN
       left(g.segment, (_longest
         - least(_longest, sum(length(g.segment)) OVER w - length(g.segment)))::integer) AS segment,
       g.ordinality AS place,
-      -- null = nothing of it; of a load not what it notes for itself. A key and its value take 11 bytes at
-      -- least, and a request has 65536 values at most
+      -- null if nothing of it is shown; of a load not what it notes for itself. A key and its value take at
+      -- least 11 bytes, and a request has at most 65536 values
       CASE WHEN jsonb_typeof(g.metadata) = 'object' AND sum(pg_column_size(g.metadata)) OVER w <= 600000
         AND coalesce(_wanted <> 'false', g.vector_store = ANY (row_stores)) THEN (
         SELECT jsonb_object_agg(m.key, m.value) FROM jsonb_each_text(g.metadata) AS m

@@ -171,11 +171,11 @@ $$;
 CREATE FUNCTION ml_rag._check_condition(stores ml_rag.store[], keys jsonb, condition jsonb,
   filters jsonb) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE
--- that a store lacks a key is told when the filter is used
+-- a key that a store lacks is reported when the filter is used
 SET client_min_messages = 'error'
 AS $$
--- purpose: why a condition that a model has chosen is not used; null = it is. It goes through the code of the
--- caller's filters, together with these (filters)
+-- purpose: why a condition that a model has chosen is not used; null if it is. It goes through the code of
+-- the caller's filters, together with these (filters)
 -- Reads: the catalog
 DECLARE
   _used text[];
@@ -201,8 +201,7 @@ $$;
 
 CREATE FUNCTION ml_rag._join_filters(callers jsonb, chosen jsonb) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: the caller's filters and what a model has chosen, joined by AND; the caller's are no level deeper
--- than they were
+-- purpose: the caller's filters and what a model has chosen, joined by AND; the caller's keep their depth
 BEGIN
   RETURN CASE WHEN chosen IS NULL THEN callers WHEN callers IS NULL THEN
     jsonb_build_object('and', jsonb_build_array(chosen))
@@ -215,8 +214,8 @@ CREATE FUNCTION ml_rag._checked_filters(stores ml_rag.store[], keys jsonb, filte
   callers jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: what a model has chosen, an array of conditions that all must hold, without those that do not
--- check, and of at most 50; null = nothing is left. callers: the filters of the call. What is dropped is
--- warned of, without the model's words
+-- check, and of at most 50; null if nothing is left. callers: the filters of the call. A warning reports what
+-- is dropped, without the model's words
 DECLARE
   _condition jsonb;
   _why text;

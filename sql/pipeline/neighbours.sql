@@ -4,10 +4,10 @@ CREATE FUNCTION ml_rag._rest_of(tail text, former text, b text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE STRICT SET search_path FROM CURRENT AS $$
 -- purpose: what segment b adds to a text, without what the end of that and its own start share
 -- tail: the end of the text (4001 characters), without blanks behind; former: the last segment before b with
--- the header of a table. A table that goes on in b has its header there again, which is left out. The shared
--- run must consist of whole words: "… cat" and "table" share a letter and no text. Candidates are the places
--- in tail where the first word of b (at most 32 characters of it) stands, longest run first. Scripts that are
--- written without blanks (beyond U+2E7F) have no words to keep whole, so there the first character will do.
+-- the header of a table. If a table continues in b, its header is there again and is left out. The shared
+-- text must consist of whole words: "… cat" and "table" share a letter and no text. Candidates are the places
+-- in tail where the first word of b (at most 32 characters of it) stands, longest text first. Scripts that
+-- are written without blanks (beyond U+2E7F) have no words to keep whole, so there the first character will do.
 DECLARE
   _b text := ltrim(b, E' \t\r\n');
   _start text := CASE WHEN _b ~ '^[^\x01-\u2e7f]' THEN left(_b, 1)

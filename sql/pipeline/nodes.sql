@@ -19,9 +19,9 @@ CREATE TYPE ml_rag._node_group AS (
 CREATE FUNCTION ml_rag._node_groups(store oid) RETURNS SETOF ml_rag._node_group
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 2 AS $$
 -- purpose: the node groups of a store, in the order in which they were made
--- A table of another owner than the store's is none: whoever reads the store trusts that one. Nor is one
--- whose comment is no object, or longer than one that ml_rag has written: anybody may write a comment of 1
--- GB.  Reads: the catalog
+-- A table of another owner than the store's is not a node group: readers of the store trust only its owner.
+-- Nor is one whose comment is not an object, or is longer than ml_rag writes them: any role may write a
+-- comment of 1 GB.  Reads: the catalog
 DECLARE
   _one record;
   _options jsonb;
@@ -91,9 +91,9 @@ CREATE FUNCTION ml_rag._known_cosines(request ml_rag.request, stores ml_rag.stor
   hits ml_rag.hit[]) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: {"vector": of the question, "cosines": {sentence: its cosine}} of the sentences of the hits that
--- node groups keep with vectors of the first store's model; null = there are none, or the search has no
--- vector of the question itself. A group that is locked or cannot be read ends no call, which has not asked
--- for it: its sentences are embedded anew
+-- node groups keep with vectors of the first store's model; null if there are none, or if the search has no
+-- vector of the question itself. A group that is locked or cannot be read does not fail the call, which has
+-- not asked for it: its sentences are embedded again
 -- Reads: the stores and node groups, as the caller
 DECLARE
   _question @vector@.vector := request.query_embedding;

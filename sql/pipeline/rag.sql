@@ -312,7 +312,7 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.ml_rag_search(text, jsonb) IS
 $$the citations of ml_rag as rows, best first; takes the options of ml_rag
-document_id is null where the store's column is no integer, segment_number where it exceeds one.
+document_id is null if the store's column is not an integer, segment_number if it exceeds one.
 keyword_score: BM25. score: 0-1, of hybrid search. rerank_score: 0-1, of option rerank. Each is null if that
 stage did not run. With option explain, the explanation is the detail of a notice. Errors: as ml_rag.$$;
 

@@ -56,7 +56,7 @@ RETURNS double precision[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: what the ranking model "hybrid" says: 0.7 of the similarity and 0.3 of the words the text shares
 -- The weight is measured: 0.65 and 0.7 were the best of 0 … 1 together on English and Chinese questions, see
--- docs/ranking.md. similarities: where they are known; null = cosines by the default embedding model, those
+-- docs/ranking.md. similarities: those that are known; if null, cosines by the default embedding model, those
 -- below 0 as 0. A query without words (nothing but stop words, or emoji) leaves it to the similarity.
 DECLARE
   -- what 512 tokens surely fit in; without a bound a text of 1 MB would be more than to_tsvector takes
@@ -132,8 +132,8 @@ CREATE FUNCTION ml_rag._rerank(query text, hits ml_rag.hit[], options jsonb,
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE ROWS 10 AS $$
 -- purpose: the hits in the order of their relevance to the query; equals stay in the order they came in.
 -- known: what a search knows of them, whose stored vectors it has compared; a hit without a vector by its
--- words. null = nothing; fused, by meaning and words, which is all that the model "hybrid" knows; else how a
--- distance becomes a similarity
+-- words. null for nothing; fused, by meaning and words, which is all that the model "hybrid" knows; else how
+-- a distance becomes a similarity
 DECLARE
   _options jsonb;
   _least double precision;

@@ -65,10 +65,9 @@ CREATE FUNCTION ml_rag._rewrite(question text, options jsonb, stores ml_rag.stor
   call integer DEFAULT NULL, OUT rewritten ml_rag.rewritten)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the stage: a question and its history to what is searched with; options: parsed query_options,
--- rag: those of ml_rag;
--- call: what ml_rag._begin has returned
--- What fails is not lost: the search goes on with the question as it was asked, with a warning, unless
--- fallback is false. "filters_before" is what ml_rag_chat adds: the conditions of the turn before.
+-- rag: those of ml_rag; call: what ml_rag._begin has returned
+-- If it fails, the search continues with the question as it was asked, with a warning, unless fallback is
+-- false. "filters_before" is what ml_rag_chat adds: the conditions of the turn before.
 -- Raised all the same are errors of the call (22023, a model that does not exist), and what ends the
 -- statement (57014 …).
 DECLARE

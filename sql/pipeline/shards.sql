@@ -27,7 +27,7 @@ $$;
 CREATE FUNCTION ml_rag._leaves(store ml_rag.store) RETURNS regclass[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the partitions of a store with shards that are read one by one, but for those that are missing;
--- null = it is read as a whole
+-- null if it is read as a whole
 -- One by one each gets its own LIMIT. Policies of the whole table would not apply then, nor are privileges on
 -- it enough.
 -- Reads: the catalog
@@ -121,7 +121,7 @@ $$;
 
 CREATE FUNCTION ml_rag._silent(shard regclass) RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: why a shard does not answer; null = it does  Reads: the shard, as the caller
+-- purpose: why a shard does not answer; null if it does  Reads: the shard, as the caller
 DECLARE
   _statement text := format('SELECT FROM %s LIMIT 1', ml_rag._relation_name(shard));
   _is_of_server boolean;
@@ -147,8 +147,8 @@ $$;
 CREATE FUNCTION ml_rag._shard_failure(store ml_rag.store, sqlstate text, message text, detail text,
   is_of_server boolean, is_only boolean) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the error that names the shard that does not answer; null = that is not what an error says, or,
--- unless no other store was read, none of this one's is silent
+-- purpose: the error that names the shard that does not answer; null if the error is another one, or if all
+-- shards of the store answer and another store was read, too
 -- Reads: the shards, as the caller
 DECLARE
   _why text := ml_rag._why_silent(sqlstate, message, detail, is_of_server);
@@ -185,9 +185,9 @@ $$;
 CREATE FUNCTION ml_rag._leave_out_silent(stores ml_rag.store[], OUT answering ml_rag.store[],
   OUT missing text[])
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: option partial: the stores, each with those of its shards missing that do not answer, which are
--- warned of. A store that the call does not name, and that cannot be looked at, is left to the search, which
--- says so
+-- purpose: option partial: the stores, each with its shards that do not answer as missing, and a warning
+-- about these. A store that the call does not name, and that cannot be looked at, is left to the search,
+-- which says so
 -- Reads: the shards, as the caller
 DECLARE
   _store ml_rag.store;
@@ -251,8 +251,8 @@ $$;
 CREATE FUNCTION ml_rag._calls_of(shard regclass) RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL SAFE AS $$
 -- purpose: the table of calls of a shard, or of a store that Citus distributes; null if it has none
--- Whoever may create in that schema could give the name to another table. Volatile, to see that of a shard
--- that has just come.
+-- A role that may create in that schema could give the name to another table. Volatile, to see that of a
+-- shard that has just come.
 -- Reads: the catalog
 DECLARE
   _calls oid;
@@ -389,8 +389,8 @@ BEGIN
   PERFORM set_config('citus.max_adaptive_executor_pool_size',
     greatest(current_setting('citus.max_cached_conns_per_worker')::integer, 1)::text, true)
   WHERE ml_rag._is_distributed(shards[1]);
-  -- row by row: a shard, which can be anybody's server, may send any number of them, and gives back the place
-  -- that it was sent
+  -- row by row: a shard, which can be any server, may send any number of them, and gives back the place that
+  -- it was sent
   FOR _place, _part, answer IN EXECUTE _query USING request
     || jsonb_build_object('version', ml_rag.version()) LOOP
     shard := CASE WHEN _part = _names[_place] THEN _part ELSE concat(_names[_place], '_', _part) END;
@@ -417,8 +417,8 @@ CREATE FUNCTION ml_rag._ask_arm(store ml_rag.store, asked regclass[], request js
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: what shards answer to a request for an arm: for statistics of n words one answer, what their
 -- keyword indexes count together and what is here; for n hits one of each shard; one of another version has
--- no hits. failure: where one does not answer, or has an error. A shard can be anybody's server, and is taken
--- at its word in nothing.
+-- no hits. failure: if one does not answer, or has an error. A shard can be any server, so that all that it
+-- answers is checked.
 -- Reads: the shards, as the caller
 DECLARE
   _types CONSTANT jsonb := '{"document_name": "string", "document_id": "number", "document_key": "string",
@@ -538,7 +538,7 @@ $$;
 
 CREATE FUNCTION ml_rag._failure_of(store ml_rag.store, statement text) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: why a statement over one store fails; null = it does not. The detail ends in the functions that
+-- purpose: why a statement over one store fails; null if it does not. The detail ends in the functions that
 -- the error came through: of a policy, a view
 -- Reads: the store, as the caller
 DECLARE
@@ -566,9 +566,9 @@ $$;
 
 CREATE FUNCTION ml_rag._asked_shards(store ml_rag.store, is_keyword boolean) RETURNS regclass[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the shards of a store that run its arms, those that answer; null = it has none. By meaning also
--- null where the caller may not ask them all or not read the partitions: a statement can read the whole
--- table. Words are on the shards alone.
+-- purpose: the shards of a store that run its arms, those that answer; null if it has none. By meaning also
+-- null if the caller may not ask them all or not read the partitions: a statement can read the whole table.
+-- Words are on the shards alone.
 -- Reads: the catalog
 DECLARE
   _shards regclass[] := ARRAY(SELECT s.shard FROM ml_rag._shards(store.relation) AS s

@@ -3,7 +3,7 @@
 CREATE TYPE ml_rag.why_step AS (
   stage    text,
   arm      text,              -- of search and keyword: the arm's name; else null
-  is_kept  boolean,           -- whether the segment goes on to the next stage
+  is_kept  boolean,           -- whether the segment reaches the next stage
   rank     integer,           -- its place after the stage; null where it has none
   distance numeric,
   score    double precision,  -- keyword: BM25; function: what it gave; fuse, rerank: 0-1
@@ -42,11 +42,11 @@ COMMENT ON FUNCTION ml_rag.why_not(text, jsonb, text, bigint, integer) IS
 $$why a call with this question and these options does not cite a segment, or cites it: one row a stage, in their order
 document: its name, as the store has it and citations show it, or without its folders where one document only
 has it.
-segment_number: null = the segment of the document that comes farthest. page: only segments of it, as key page
-of the metadata has it. The call is made again, without an answer. is_kept: whether the segment goes on to the
-next stage; of several arms one that keeps it is enough. The last row is the stage that drops it, with the
-option that would let it in as hint, or citations; it is expand where the text is cited all the same, as that
-of a neighbour. rank, distance, score: after that stage; score is BM25 in keyword, what a function gave, and
+segment_number: if null, the segment of the document that comes farthest. page: only segments of it, as key
+page of the metadata has it. The call is made again, without an answer. is_kept: whether the segment reaches
+the next stage; of several arms one that keeps it is enough. The last row is the stage that drops it, with the
+option that would let it in as hint, or citations; it is expand if the text is cited all the same, as that of
+a neighbour. rank, distance, score: after that stage; score is BM25 in keyword, what a function gave, and
 0-1 in fuse and rerank. Of a document that the caller may not see, the rows are those of one that is not
 there.
 What fits the model's context is not told: see retrieval_info. Errors: as ml_rag_search, but for nothing

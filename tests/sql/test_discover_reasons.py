@@ -14,11 +14,11 @@ from support.stores import create_store, retrieve
 ROW = [("a", 1, 1, "s", (1, 0, 0))]
 
 WHY = {
-    "a name of nothing": ("SELECT 1", {}, "There is no table or view of that name", "ml_rag.discover()"),
+    "a name of nothing": ("SELECT 1", {}, "No table or view of that name exists", "ml_rag.discover()"),
     "a schema out of reach": (
         "CREATE SCHEMA hidden; ALTER TABLE x SET SCHEMA hidden",
         {},
-        "There is no table or view of that name",
+        "No table or view of that name exists",
         "ml_rag.discover()",
     ),
     "left out": ("", {"exclude_vector_store": ["public.x"]}, '"exclude_vector_store"', "ml_rag.discover()"),
@@ -130,7 +130,7 @@ def test_a_store_that_was_not_named_is_not_said_to_be_broken(owner: Connection, 
     with pytest.raises(psycopg.errors.NoDataFound, match="no vector store found") as caught:
         retrieve(asker, (1, 0, 0), vector_store=["public.dosc"])
     assert (caught.value.diag.message_detail or "").endswith(
-        "Left out: public.dosc (There is no table or view of that name in a schema that the caller may use),"
+        "Left out: public.dosc (No table or view of that name exists in a schema that the caller may use),"
         ' public.docs (It is not listed in "vector_store").'
     )
     assert caught.value.diag.message_hint == 'Did you mean "public.docs"?'

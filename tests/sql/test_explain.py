@@ -371,7 +371,7 @@ def test_names_that_led_nowhere(owner: Connection, asker: Connection, docs: None
     told = notices(asker)
     found = stores(explain(asker, vector_store=["docs", "nowhere", "unmarked"]))
     assert set(found) == {"public.docs", "nowhere", "unmarked"}
-    assert found["nowhere"]["reason"].startswith("There is no table or view of that name")
+    assert found["nowhere"]["reason"].startswith("No table or view of that name exists")
     assert [found[n]["reason"] for n in ("nowhere", "unmarked")] == [detail for _, _, detail in told]
 
 
