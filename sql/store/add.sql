@@ -14,7 +14,7 @@ CREATE TYPE ml_rag._embedding_job AS (
   model_id       text,
   type           text,       -- with its dimensions
   starts_anew    boolean,    -- the column is there, and its vectors cannot be relied upon
-  index_method   text,       -- the index that is wanted; null = none
+  index_method   text,       -- the index that is wanted; null if none
   index_class    text,
   index_options  text,
   any_index      boolean,    -- the caller left it open: any index of the column will do
@@ -38,8 +38,7 @@ BEGIN
     RAISE WARNING USING ERRCODE = '01000',
       MESSAGE = format('subscribers of "%s" need its new column', store),
       DETAIL = format('It is in publication %s. The subscription of a table without column %I stops, and '
-        'keeps the '
-        'write-ahead log here until it goes on.', _publications, column_name),
+        'keeps the write-ahead log here until it resumes.', _publications, column_name),
       HINT = format('On each subscriber: ALTER TABLE %s ADD COLUMN %I %s; docs/embeddings.md has the rest.',
         ml_rag._full_name(store), column_name, type);
   END IF;
@@ -140,7 +139,7 @@ BEGIN
       MESSAGE = format('embedding "%s" of "%s" exists already, with another model or type',
       name, store),
       DETAIL = format('It is of model %s and type %s.', _found.model_id, _found.type),
-      HINT = 'Go on with that model and type, or give another name.';
+      HINT = 'Use that model and type, or give another name.';
   END IF;
   _type := coalesce(_options ->> 'type', _found.type, (
     SELECT t.typname FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
@@ -169,7 +168,7 @@ BEGIN
   _starts_anew := _found.attnum IS NOT NULL AND NOT _found.is_default AND NOT coalesce(_trigger.is_on, false);
   IF _starts_anew THEN
     RAISE NOTICE USING MESSAGE = format('embedding "%s" of "%s" is made from the beginning', name, store),
-      DETAIL = 'Its trigger was dropped or disabled: nobody knows which texts have changed.';
+      DETAIL = 'Its trigger was dropped or disabled, so it is not known which texts have changed.';
   ELSIF _found.attnum IS NULL THEN
     IF EXISTS (SELECT FROM pg_attribute AS a
       WHERE a.attrelid = store AND a.attname = _column AND NOT a.attisdropped) THEN
@@ -265,9 +264,9 @@ $$;
 
 CREATE FUNCTION ml_rag._index_embedding(job ml_rag._embedding_job, analyzes_all boolean) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the index that is wanted, unless there is one of its kind, or any where the caller left it open;
--- filling one row by row takes far longer. Nobody can write to the table while it is built, and one session
--- builds it. And fresh statistics: of the column, or of the whole table (analyzes_all), once it has the
+-- purpose: the index that is wanted, unless there is one of its kind, or any if the caller left it open;
+-- filling one row by row takes far longer. Writers of the table wait while it is built, and one session
+-- builds it. Then come fresh statistics: of the column, or of the whole table (analyzes_all), once it has the
 -- index: they decide which columns a question can state conditions on
 -- Writes: an index, as the caller
 DECLARE
@@ -315,12 +314,11 @@ $$;
 COMMENT ON PROCEDURE ml_rag.add_embedding(regclass, text, jsonb, jsonb) IS
 $$adds another embedding of its texts to a vector store that stays in use: CALL ml_rag.add_embedding('handbook', 'e5')
 A column beside segment_embedding is filled in batches, with a commit after each; rows that come or change
-meanwhile are embedded too. Nobody waits for a model: not who reads the table, nor who writes to it. A call
-that was cancelled or broke off goes on where it was when called again, and one that finished fills what has
-come since. Loads fill every embedding of a store; a row that is inserted by hand has none, and one whose text
-is changed loses those that the same statement does not set. ml_rag.use_embedding makes it the default,
-ml_rag.drop_embedding drops it; docs/embeddings.md has the rest. For the owner of a table, partitioned or not;
-not inside a transaction block.
+meanwhile are embedded too. Neither readers nor writers of the table wait for a model. The next call resumes
+an interrupted one; after a finished one it fills the rows that have come since. Loads fill every embedding of
+a store; a row that is inserted by hand has none, and one whose text is changed loses those that the same
+statement does not set. ml_rag.use_embedding makes it the default, ml_rag.drop_embedding drops it;
+docs/embeddings.md has the rest. For the owner of a table, partitioned or not; not inside a transaction block.
 options: SELECT * FROM ml_rag.option WHERE routine IN ('add_embedding', 'index').
 result: {"vector_store", "embedding", "embed_model_id", "segments" embedded by this call, "failed",
 "first_error", "pending", "seconds"}. pending: rows without one at the end: those that failed, that others

@@ -2,8 +2,8 @@
 
 CREATE FUNCTION ml_rag._column_like(relation oid, names text[], types regtype[]) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the column of one of those types that has the first of the names, in any case; null = none  Reads:
--- the catalog
+-- purpose: the column of one of those types that has the first of the names, in any case; null if none
+-- Reads: the catalog
 BEGIN
   RETURN (SELECT a.attname FROM pg_attribute AS a
           WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
@@ -160,8 +160,8 @@ $$;
 
 CREATE FUNCTION ml_rag._collection_view(relation regclass, collection text, view_name text) RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: a view of one collection of langchain_pg_embedding, made anew; rights of whoever asks where the
--- server has that
+-- purpose: a view of one collection of langchain_pg_embedding, created or replaced; with security_invoker, if
+-- the server has that
 -- Reads: langchain_pg_collection  Writes: the view, as the caller
 DECLARE
   _schema name := (SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -178,7 +178,7 @@ BEGIN
       'a name of at most 63 bytes',
       CASE WHEN view_name IS NULL THEN 'That of the collection is longer: name the view in "view".' END);
   END IF;
-  -- the call names the one relation and not the other, which may be a view of somebody else's
+  -- the call names the one relation and not the other, which may be a view of another role
   PERFORM ml_rag._hold(ARRAY[_collections::oid]) WHERE _collections IS NOT NULL;
   IF NOT EXISTS (SELECT FROM pg_class AS c JOIN pg_class AS r ON r.oid = relation AND r.relowner = c.relowner
                  WHERE c.oid = _collections) THEN
@@ -200,7 +200,7 @@ BEGIN
     SELECT FROM pg_class AS v JOIN pg_class AS c ON c.oid = relation
     WHERE v.oid = _former AND v.relowner IN (c.relowner, quote_ident(current_user)::regrole)) THEN
     RAISE EXCEPTION USING ERRCODE = '42P07', MESSAGE = format('relation "%s" already exists', _former),
-      DETAIL = 'It is of another role, which could change what it shows and run code as whoever reads it.',
+      DETAIL = 'It belongs to another role, which could change what it shows and run code as its readers.',
       HINT = 'Give the view another name in "view", or drop the other one.';
   END IF;
   EXECUTE format('CREATE %s VIEW %s %s AS SELECT t.id, t.document, t.cmetadata, t.embedding FROM %s AS t '
@@ -289,9 +289,9 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.adopt(regclass, jsonb) IS
 $$makes a table of vectors that another program made a vector store: ml_rag.adopt('documents', '{"embed_model_id": "m"}')
-It writes the marker comment of the column and changes nothing else, so the program goes on as before. Columns
-are known of langchain-postgres (PGVector and PGVectorStore), LlamaIndex, pgai, Haystack and tables with usual
-names (content, metadata, embedding); options: SELECT * FROM ml_rag.option WHERE routine = 'adopt'. Some rows
+It writes the marker comment of the column and changes nothing else, so the program works as before. It knows
+the columns of langchain-postgres (PGVector and PGVectorStore), LlamaIndex, pgai, Haystack and the usual names
+(content, metadata, embedding); options: SELECT * FROM ml_rag.option WHERE routine = 'adopt'. Some rows
 of each collection, taken at random, are embedded again: a cosine similarity below 0.99 to the vector that is
 there is an error. For the owner of the table or view.
 Returns {"vector_store", "made_by", "embed_model_id", "columns", "checked", "least_similarity"}.

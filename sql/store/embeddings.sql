@@ -115,7 +115,7 @@ BEGIN
   ELSIF NOT coalesce(_trigger.is_on, false) THEN
     RAISE EXCEPTION USING ERRCODE = '55000',
       MESSAGE = format('the trigger of embedding "%s" of "%s" was dropped or disabled', name, store),
-      DETAIL = 'Nobody knows which texts have changed since they were embedded.',
+      DETAIL = 'It is not known which texts have changed since they were embedded.',
       HINT = format('CALL ml_rag.add_embedding(%L, %L) makes it again, from the beginning.', store, name);
   ELSIF NOT allow_pending THEN
     _pending := ml_rag._pending(store, _found.column_name, _trigger.segment);
@@ -152,11 +152,11 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.use_embedding(regclass, text, boolean) IS
 $$makes an embedding of a vector store its default one; returns the name of the former, which stays
-It is searched wherever a call names no other, and its model is what the store is found by. Only comments of
-columns are changed, so that nobody waits; a call that is under way ends with the embedding that it began
-with. Node groups keep their vectors, and are searched with the model that made them. For the table's owner.
-allow_pending: also where rows have none yet. Errors: 42704 no such embedding; 55000 rows without one, or its
-trigger was dropped or disabled; those of ml_rag.add_embedding about the table.$$;
+It is searched if a call does not name another one, and the store is found by its model. Only comments of
+columns are changed, without blocking other sessions; a call that is under way ends with the embedding that it
+began with. Node groups keep their vectors, and are searched with the model that made them. For the table's
+owner. allow_pending: also if rows have none yet. Errors: 42704 no such embedding; 55000 rows without one, or
+its trigger was dropped or disabled; those of ml_rag.add_embedding about the table.$$;
 
 CREATE FUNCTION ml_rag.drop_embedding(store regclass, name text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE

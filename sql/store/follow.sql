@@ -1,16 +1,16 @@
 -- follow: the trigger that keeps an embedding true to its text: of a store that has several, and of
--- ml_embed_table. Where a text changes and its embedding does not, the embedding is emptied: a vector of
--- another text is never searched.
+-- ml_embed_table. If a text changes and its embedding does not, the embedding is emptied: a vector of another
+-- text is never searched.
 
 CREATE FUNCTION ml_rag._empty_embedding() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 -- purpose: a text that has changed without its embedding has none
--- It runs as whoever writes the table, who may have no privilege on ml_rag, and touches nothing but the row:
--- without pgvector's schema in its path, as others may be allowed to create operators there. Which column,
--- whatever its name by now: the one that the trigger's own condition names, and for a partition that of the
--- whole table. A snapshot that is older than the trigger or the column's name does not show it.
+-- It runs as the role that writes the table, which may have no privilege on ml_rag, and touches only the row:
+-- without pgvector's schema in its path, as other roles may be allowed to create operators there. The column,
+-- whatever its name by now, is the one that the trigger's own condition names, and for a partition that of
+-- the whole table. A snapshot that is older than the trigger or the column's name does not show it.
 -- Reads: the catalog  Errors: 40001
 DECLARE
   _relation oid := coalesce(pg_partition_root(TG_RELID), TG_RELID);
@@ -72,10 +72,9 @@ $$;
 CREATE FUNCTION ml_rag._embedding_trigger(relation oid, attnum smallint, OUT name name, OUT segment name,
   OUT is_on boolean, OUT later name)
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the trigger that keeps an embedding true to its text: the column of the text, null where it is
--- generated, whether it has been on all the
--- time (ENABLE TRIGGER makes another state of it), and another trigger that runs after it; null = there is
--- none
+-- purpose: the trigger that keeps an embedding true to its text: the column of the text, null if it is
+-- generated, whether it has been on all the time (ENABLE TRIGGER makes another state of it), and another
+-- trigger that runs after it; null if there is none
 -- Reads: the catalog
 DECLARE
   _parts oid[] := ml_rag._parts(relation);

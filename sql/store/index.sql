@@ -3,7 +3,7 @@
 CREATE FUNCTION ml_rag._index_definition(options jsonb, distance_metric text, type text, OUT method text,
   OUT class text, OUT storage text)
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: option index, for a column of that type, as the parts of CREATE INDEX; method null = no index
+-- purpose: option index, for a column of that type, as the parts of CREATE INDEX; method is null for none
 -- class: one of another type than the column's is of smaller vectors, see ml_rag._index_element
 -- Reads: ml_rag.metric, the catalog
 DECLARE

@@ -166,7 +166,7 @@ BEGIN
   PERFORM pg_advisory_xact_lock(ml_rag._store_key(_name.schema_name, _name.table_name));
   _store := to_regclass(format('%I.%I', _name.schema_name, _name.table_name));
   IF _store IS NOT NULL AND NOT _options ? 'schema_name' THEN
-    -- again, as anybody can make the lock be waited for
+    -- again, as any role can make this one wait for the lock
     PERFORM ml_rag._refuse_untrusted(_store);
   END IF;
   IF _store IS NULL THEN

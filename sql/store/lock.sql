@@ -27,12 +27,11 @@ CREATE FUNCTION ml_rag._lock_table(store regclass, mode text, longest numeric DE
   call integer DEFAULT NULL, segments regclass DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: a lock of a table until the end of the transaction, without holding others up while it is waited
--- for
--- Whoever wants the table queues behind a lock that is waited for: so each wait is short at first, and at
--- most longest seconds, and in between the others are let through. The caller's own lock_timeout ends the
--- waiting, and so does a deadlock that lasts. segments: of the store, to be locked too. Who reads these locks
--- them before the store, who writes after it: so writers of the store are waited for first, its readers last
+-- purpose: a lock of a table until the end of the transaction, without blocking other sessions while it waits
+-- Other sessions queue behind a lock that is waited for: so each wait is short at first, and at most longest
+-- seconds, and in between the others proceed. The caller's own lock_timeout ends the wait, and so does a
+-- deadlock that lasts. segments: of the store, to be locked too. Readers lock these before the store, writers
+-- after it: so writers of the store are waited for first, its readers last
 -- Errors: 40P01, 42P01, 55P03
 DECLARE
   _lock_timeout text := current_setting('lock_timeout');

@@ -24,8 +24,8 @@ $$;
 
 CREATE FUNCTION ml_rag._marked_model(comment text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: the embedding model that the comment of a column names; null = none
--- Its beginning only: anybody may write a comment of 1 GB, and discovery reads it for everybody.
+-- purpose: the embedding model that the comment of a column names; null if none
+-- Its beginning only: any role may write a comment of 1 GB, and discovery reads it for all roles.
 DECLARE
   _comment text := left($1, 10000);
   _at integer := strpos(_comment, 'GENAI_OPTIONS=');
@@ -44,7 +44,7 @@ $$;
 
 CREATE FUNCTION ml_rag._marker(comment text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: the marker that _marked_model reads, from its beginning to its end; null = none
+-- purpose: the marker that _marked_model reads, from its beginning to its end; null if none
 DECLARE
   _at integer := strpos(comment, 'GENAI_OPTIONS=');
 BEGIN
@@ -60,7 +60,7 @@ $$;
 
 CREATE FUNCTION ml_rag._marked_key(comment text, key text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
--- purpose: the value of another key of the marker that _marked_model reads; null = it is not there
+-- purpose: the value of another key of the marker that _marked_model reads; null if missing
 BEGIN
   -- its first key has no comma before it
   RETURN
@@ -73,7 +73,7 @@ $$;
 CREATE FUNCTION ml_rag._marked_columns(comment text) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the columns that a marker names, {"segment": …}, by the keys of vector_store_columns, and "key",
--- columns with + between them; null = none, as mostly
+-- columns with + between them; null if none, as is usual
 BEGIN
   IF left(comment, 10000) !~ '(SEGMENT|DOCUMENT_NAME|DOCUMENT_ID|SEGMENT_NUMBER|METADATA|KEY)=' THEN
     RETURN NULL;
@@ -125,7 +125,7 @@ $$;
 
 CREATE FUNCTION ml_rag._kept_limit(stores ml_rag.store[]) RETURNS numeric
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: the smallest max_distance that ml_rag.calibrate has kept for one of the stores; null = for none
+-- purpose: the smallest max_distance that ml_rag.calibrate has kept for one of the stores; null if for none
 BEGIN
   RETURN (
     SELECT min(k.value::numeric)

@@ -1,4 +1,4 @@
--- policy: policies that are asked before conditions of whoever reads.
+-- policy: policies that are evaluated before the reader's conditions.
 --
 -- PostgreSQL evaluates what a row must meet in the order of costs, and counts leakproof conditions, such as
 -- comparisons of texts, among the policies. One that costs less than the policy would come first and be
@@ -31,7 +31,7 @@ BEGIN
     _signature, condition);
   EXECUTE format('COMMENT ON FUNCTION %s IS %L', _signature,
     format('made by ml_rag: who sees a row of %s', ml_rag._full_name(relation)));
-  -- with the rights of whoever reads the table
+  -- with the rights of the role that reads the table
   EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO PUBLIC', _signature);
   EXECUTE format('ALTER FUNCTION %s OWNER TO %s', _signature, _owner);
   RETURN _function;
@@ -40,7 +40,7 @@ $$;
 
 CREATE FUNCTION ml_rag._segment_table(relation oid, must_exist boolean DEFAULT false) RETURNS regclass
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: the table of segments of a table; null = it has none. Anybody may make a policy that reads
+-- purpose: the table of segments of a table; null if it has none. Any role may make a policy that reads
 -- another's table, so both must be of one owner  Reads: the catalog
 DECLARE
   _segments regclass := (
@@ -66,7 +66,7 @@ $$;
 
 CREATE FUNCTION ml_rag._segments_hint(relation oid) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: which table is meant by one whose vectorizer has made a table of segments; null = it has none
+-- purpose: which table is meant by one whose vectorizer has made a table of segments; null if none
 BEGIN
   RETURN (SELECT format('Its segments are in "%s": name that table.', ml_rag._full_name(s))
     FROM ml_rag._segment_table(relation) AS s WHERE s IS NOT NULL);
@@ -78,12 +78,12 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '100ms'
 AS $$
--- purpose: a function of ml_rag._make_visible goes with its table: those that no policy asks any more.
--- Neither its name tells, as tables have other OIDs in a database that was restored, nor its schema, which
--- the table may have left. As whoever drops the table, with that role's own rights.
--- Anybody can make functions that look like these, and hold locks of them or change them meanwhile. So one's
--- own come first, no more than some are dropped at once, none is waited for, and none fails the statement:
--- what is left goes with the next table.
+-- purpose: drop a function of ml_rag._make_visible with its table: those that no policy calls any more.
+-- Neither its name shows that, as tables have other OIDs in a database that was restored, nor its schema,
+-- which the table may have left. It runs as the role that drops the table, with that role's own rights.
+-- Any role can make functions that look like these, and hold locks of them or change them meanwhile. So the
+-- role's own come first, only some are dropped at once, none is waited for, and none fails the statement:
+-- what is left is dropped with the next table.
 DECLARE
   _function regprocedure;
 BEGIN

@@ -16,8 +16,8 @@ $$;
 
 CREATE FUNCTION ml_rag._open_shard(store regclass) RETURNS oid
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the store of the view beside it, noted for ml_rag._answer_request: whoever may read the view may
--- send it requests
+-- purpose: the store of the view beside it, noted for ml_rag._answer_request: roles that may read the view
+-- may send it requests
 BEGIN
   PERFORM set_config('ml_rag.shard', store::oid::text, true);
   RETURN store;
@@ -34,7 +34,7 @@ SET "DateStyle" = 'ISO'
 SET "IntervalStyle" = 'postgres'
 AS $$
 -- purpose: the answer to a request that another server has sent by way of the view beside a store. It runs as
--- whoever looks at the view, and tells nothing that this role cannot read.
+-- the role that reads the view, and shows nothing that this role cannot read.
 -- Several roles of the other server can be the same one here: the store must be that of the view, which is
 -- open to some of them.
 -- Reads: the store and its index, as the caller
@@ -127,8 +127,8 @@ CREATE AGGREGATE ml_rag._shard_answer(oid, jsonb) (SFUNC = ml_rag._answer_reques
 
 CREATE FUNCTION ml_rag._answer_on_worker(shard text, request jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the answer of a shard of Citus, which calls it on the worker, as whoever searches; null of a shard
--- that is not there
+-- purpose: the answer of a shard of Citus, which calls it on the worker, as the role that searches; null if
+-- the shard is missing
 BEGIN
   RETURN CASE WHEN shard IS NOT NULL THEN
     ml_rag._answer_request(NULL, ml_rag._open_shard(shard::regclass), request) END;
@@ -152,7 +152,7 @@ BEGIN
   SELECT format('%I.%I', n.nspname, concat(c.relname, '_shard')), c.relowner INTO _view, _owner
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
   IF to_regclass(_view) IS NOT NULL AND NOT EXISTS (
-    -- it runs its owner's code as whoever asks
+    -- it runs its owner's code as its reader
     SELECT FROM pg_class AS v WHERE v.oid = to_regclass(_view) AND v.relkind = 'v' AND v.relowner = _owner
     AND regexp_replace(pg_get_viewdef(v.oid), '\s+', ' ', 'g')
       = regexp_replace(format(' SELECT %s(%L::regclass) AS store;', 'ml_rag._open_shard'::regproc, store),
@@ -162,7 +162,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '42P07',
       MESSAGE = format('relation "%s" already exists', to_regclass(_view)),
       DETAIL = 'It is not the view that ml_rag makes for the store, or of another owner.',
-      HINT = 'Drop or rename it, and let nobody else create in that schema.';
+      HINT = 'Drop or rename it, and let no other role create in that schema.';
   END IF;
   IF to_regclass(_view) IS NULL THEN
     EXECUTE format('CREATE VIEW %s AS SELECT ml_rag._open_shard(%L::regclass) AS store', _view,

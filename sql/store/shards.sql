@@ -111,11 +111,11 @@ $$;
 CREATE FUNCTION ml_rag._check_sharding(store regclass) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: that a store has nothing that its shards could not keep up, nor what goes with a partition or runs
--- as who moves it: an administrator, say
+-- as the role that moves it: an administrator, say
 DECLARE
   _parts oid[] := ml_rag._parts(store);
   _why text := CASE
-    -- that of a partition, with FORCE, hides rows from whoever moves it: they would be lost
+    -- that of a partition, with FORCE, hides rows from the role that moves it: they would be lost
     WHEN EXISTS (SELECT FROM pg_class AS c WHERE c.oid = ANY (_parts) AND c.relrowsecurity)
       THEN 'It or a partition has row-level security; policies belong on the shards.'
     WHEN EXISTS (SELECT FROM pg_constraint AS k WHERE k.confrelid = ANY (_parts)
@@ -155,8 +155,8 @@ CREATE FUNCTION ml_rag._refuse_policies() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 -- purpose: a store with shards gets no row-level security: its readers may SELECT its partitions, where its
 -- policies do not apply
--- As its owner, since whoever alters a table may have no privilege on ml_rag.  Reads: the catalog  Errors:
--- 55000
+-- It runs as its owner, since a role that alters a table may have no privilege on ml_rag.
+-- Reads: the catalog  Errors: 55000
 DECLARE
   _found record;
 BEGIN
@@ -168,9 +168,8 @@ BEGIN
   IF FOUND THEN
     RAISE EXCEPTION USING ERRCODE = '55000',
       MESSAGE = format('"%s" has shards, and can have no row-level security', _found.store),
-      DETAIL = format('Whoever may SELECT it may SELECT its partitions, where its policies do not apply. '
-        'Partition %s is a shard; its '
-        'table of calls is %s.', _found.shard, _found.calls),
+      DETAIL = format('A role that may SELECT it may SELECT its partitions, where its policies do not apply. '
+        'Partition %s is a shard; its table of calls is %s.', _found.shard, _found.calls),
       HINT = 'Make the policies on the shards.';
   END IF;
 END
@@ -240,8 +239,8 @@ $$;
 
 CREATE FUNCTION ml_rag._free_name(store regclass, suffix text, number integer) RETURNS name
 LANGUAGE plpgsql VOLATILE PARALLEL SAFE AS $$
--- purpose: a name for a table beside a store, with another one for its table of calls. Anybody who may create
--- there can have taken a name, by a type too.
+-- purpose: a name for a table beside a store, with another one for its table of calls. Any role that may
+-- create there can have taken a name, by a type too.
 -- Reads: the catalog
 DECLARE
   _names record;

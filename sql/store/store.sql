@@ -22,9 +22,9 @@ CREATE FUNCTION ml_rag._store_name(options jsonb, default_name text, path name[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: which table: the options, else the first in the caller's search_path, else where the caller may
 -- create it
--- A name without its schema is no word of trust: documents go to no table of a role whose code the caller
--- would not run, which could be of any name, have triggers, and be readable for its owner; to none with such
--- a partition, and to none in such a role's schema.
+-- A name without its schema is not a sign of trust: documents are not written to a table of a role whose code
+-- the caller would not run, which could be of any name, have triggers, and be readable for its owner; nor to
+-- one with such a partition, or in such a role's schema.
 BEGIN
   table_name := coalesce(options ->> 'table_name', default_name);
   IF octet_length(coalesce(options ->> 'table_name', '')) > 63 THEN
@@ -76,7 +76,7 @@ DECLARE
 BEGIN
   IF NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = store) THEN
     RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'vector store does not exist',
-      DETAIL = coalesce('There is no table with OID ' || store::oid || '.', 'The table is NULL.'),
+      DETAIL = coalesce('A table with OID ' || store::oid || ' does not exist.', 'The table is NULL.'),
       HINT = 'ml_rag.create_store and vector_store_load create one.';
   ELSIF (SELECT c.relkind NOT IN ('r', 'p') FROM pg_class AS c WHERE c.oid = store) THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('relation "%s" is not a table', store);
@@ -124,7 +124,7 @@ CREATE FUNCTION ml_rag._make_store(schema_name name, table_name name, model_id t
   language text, partitions integer DEFAULT NULL)
 RETURNS regclass
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: an empty vector store, with its keyword index; partitions: by document, null = none
+-- purpose: an empty vector store, with its keyword index; partitions: by document, null for none
 -- Writes: a new table, as the caller
 DECLARE
   -- a first vector tells the dimensions, and whether the model works, before anything is made
@@ -156,8 +156,8 @@ BEGIN
     EXECUTE format('CREATE TABLE %I.%I PARTITION OF %s FOR VALUES WITH (MODULUS %s, REMAINDER %s)',
       schema_name, concat(_prefix, '_p', _place), _name, partitions, _place);
   END LOOP;
-  -- nobody looks a segment up by its whole text, and estimates, which EXPLAIN shows to everybody, would tell
-  -- of hidden ones
+  -- segments are not looked up by their whole text, and estimates, which EXPLAIN shows to every role, would
+  -- tell of hidden ones
   EXECUTE format('ALTER TABLE %s ALTER segment SET STATISTICS 0', _name);
   -- what refresh asks for each file, and what the filters on documents use
   EXECUTE format('CREATE INDEX ON %s (document_name)', _name);
@@ -430,8 +430,8 @@ END
 $$;
 CREATE FUNCTION ml_rag.index_store(store regclass, distance_metric text, index text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the same with JSON as a text, which is what a literal is taken for: so a bare word can be told
--- from it
+-- purpose: the same with JSON as a text, the type that a literal is taken for: so that a bare word can be
+-- distinguished from it
 DECLARE
   _index jsonb;
 BEGIN
@@ -451,10 +451,10 @@ $$as the one above; index is the text of a JSON object$$;
 
 COMMENT ON FUNCTION ml_rag.index_store(regclass, text, jsonb) IS
 $$builds the approximate index of a vector store for a metric, unless it has one, and gathers statistics
-distance_metric: a name in ml_rag.metric; null = COSINE, and any approximate index the store has already will
-do. index: as option index of vector_store_load; null = hnsw, unless the store was made with none. An index of
-another kind that is there
-stays: drop it if it is no longer wanted. vector_store_load calls it at its end; call it after load_documents.
+distance_metric: a name in ml_rag.metric; if null, COSINE, and any approximate index that the store has is
+enough. index: as option index of vector_store_load; if null, hnsw, unless the store was made with none. An
+existing index of another kind stays: drop it if it is no longer wanted. vector_store_load calls it at its
+end; call it after load_documents.
 Errors: 22023, 42P01.$$;
 
 CREATE FUNCTION ml_rag.create_store(name text, options jsonb DEFAULT NULL) RETURNS regclass
