@@ -10,7 +10,7 @@ BEGIN
   IF pg_catalog.to_regrole('ml_rag_loader') IS NULL THEN
     CREATE ROLE ml_rag_loader NOLOGIN;
   END IF;
-  -- whose code may run with the rights of whoever asks, see ml_rag._trusts; it may make presets
+  -- its code may run with the rights of any caller, see ml_rag._trusts; it may make presets
   IF pg_catalog.to_regrole('ml_rag_publisher') IS NULL THEN
     CREATE ROLE ml_rag_publisher NOLOGIN;
   END IF;
@@ -88,9 +88,9 @@ BEGIN
     ('ml_rag_publisher', 'EXECUTE', 'ROUTINE', 'create_preset drop_preset _write_preset'),
     ('ml_rag_user', 'SELECT', 'TABLE', 'preset option metric setting setting_value keyword_index activity '
       'progress stats'),
-    -- Nobody has UPDATE or DELETE of a whole table, which is enough to LOCK it.
-    -- policies leave each role its own rows; a run's number and its role are not for the role to say, or it
-    -- could take the numbers of runs to come
+    -- UPDATE or DELETE of a whole table, which allows LOCK TABLE, is not granted. Policies leave each role
+    -- its own rows; a role does not set the number and role of a run, or it could take the numbers of later
+    -- runs
     ('ml_rag_user', 'SELECT, UPDATE (questions)', 'TABLE', 'evaluation_run'),
     ('ml_rag_user', 'INSERT (name, started_at, seconds, source, questions, options, stores, models, '
       'versions, measures, '
@@ -124,8 +124,8 @@ BEGIN
       _keep_keywords _limit_temporary_files _python_path _read_as_owner _write_as_owner'),
     ('ml_rag_loader', 'EXECUTE', 'ROUTINE', '@loader'),
     ('ml_rag_user', 'SELECT', 'TABLE', 'node_group node_group_error vectorizer callable_function'),
-    -- vectorizer/error: a policy leaves each role those of its own tables; nobody may lock all of them, hence
-    -- neither DELETE nor UPDATE
+    -- vectorizer/error: a policy leaves each role those of its own tables; neither DELETE nor UPDATE is
+    -- granted, since it would allow LOCK TABLE
     ('ml_rag_user', 'SELECT, INSERT', 'TABLE', 'vectorizer_error vectorizer_truncated'),
     ('ml_rag_user', 'UPDATE (attempts, sqlstate, message, detail, failed_at, next_attempt, text_hash)',
       'TABLE', 'vectorizer_error'),

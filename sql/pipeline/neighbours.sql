@@ -7,7 +7,7 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE STRICT SET search_path FROM CURRENT AS 
 -- the header of a table. If a table continues in b, its header is there again and is left out. The shared
 -- text must consist of whole words: "… cat" and "table" share a letter and no text. Candidates are the places
 -- in tail where the first word of b (at most 32 characters of it) stands, longest text first. Scripts that
--- are written without blanks (beyond U+2E7F) have no words to keep whole, so there the first character will do.
+-- are written without blanks (beyond U+2E7F) have no words to keep whole: there one character is enough.
 DECLARE
   _b text := ltrim(b, E' \t\r\n');
   _start text := CASE WHEN _b ~ '^[^\x01-\u2e7f]' THEN left(_b, 1)

@@ -15,7 +15,7 @@ CREATE TABLE ml_rag.vectorizer_error (
   PRIMARY KEY (relation, key)
 );
 COMMENT ON TABLE ml_rag.vectorizer_error IS
-$$rows that a vectorizer could not embed; whoever owns the table sees them
+$$rows that a vectorizer could not embed; the owner of the table sees them
 key: of the row, as the text of an array; of more than 2000 bytes the beginning and a hash. attempts: with the
 text that it has. next_attempt: not before; infinity = when its text changes, or after
 ml_rag.retry_vectorizer. A row that was embedded or deleted since is gone after the next run.$$;
@@ -33,7 +33,7 @@ CREATE TABLE ml_rag.vectorizer_truncated (
   texts    bigint NOT NULL
 );
 COMMENT ON TABLE ml_rag.vectorizer_truncated IS
-$$how many texts of a vectorizer its model has cut; whoever owns the table sees them
+$$how many texts of a vectorizer its model has cut; the owner of the table sees them
 Counted by runs since it was created; ml_rag.vectorizer shows it as truncated.$$;
 ALTER TABLE ml_rag.vectorizer_truncated ENABLE ROW LEVEL SECURITY;
 ALTER TABLE ml_rag.vectorizer_truncated ALTER relation SET STATISTICS 0, ALTER texts SET STATISTICS 0;
@@ -50,8 +50,8 @@ $$;
 CREATE FUNCTION ml_rag._error_key(key text) RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE AS $$
 -- purpose: a row's key as its failure has it: of one that is too long for the index, which has a table's name
--- beside it, the beginning, and a hash that nobody finds another key for. One expression, which PostgreSQL
--- puts in the place of the call
+-- beside it, the beginning, and a cryptographic hash, for which another key cannot be found. One expression,
+-- which PostgreSQL puts in the place of the call
 SELECT CASE WHEN pg_catalog.octet_length(key) OPERATOR(pg_catalog.<=) 2000 THEN key
   ELSE pg_catalog.concat(pg_catalog.left(key, 200), ' ',
     pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(key, 'UTF8')), 'hex')) END

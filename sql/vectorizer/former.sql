@@ -2,9 +2,9 @@
 -- it back.
 --
 -- DROP EXTENSION drops the triggers, and with them the options. The columns, the table of segments and the
--- indexes stay, and from then on a changed row keeps the embedding of its former text. Which rows have
--- changed is told by xmin: the comment of the embedding gets the key KEPT_UNTIL before the triggers go, the
--- first transaction that may have written without them. Segments have the hash of the text that they were
+-- indexes stay, and from then on a changed row keeps the embedding of its former text. xmin shows which
+-- rows have changed: before the triggers are dropped, the comment of the embedding gets the key KEPT_UNTIL,
+-- the first transaction that may have written without them. Segments have the hash of the text that they were
 -- made of.
 
 CREATE FUNCTION ml_rag._note_kept() RETURNS event_trigger
@@ -30,7 +30,7 @@ BEGIN
     JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = 'segment_embedding' AND NOT a.attisdropped
     JOIN pg_description AS d ON d.classoid = 'pg_class'::regclass AND d.objoid = c.oid
       AND d.objsubid = a.attnum
-    -- anybody may write a comment of 1 GB, and a statement cannot hold it
+    -- any role may write a comment of 1 GB, and a statement cannot hold it
     WHERE octet_length(d.description) <= 100000 AND ml_rag._marked_model(d.description) IS NOT NULL
       AND ml_rag._has_vectorizer(c.oid)
       -- on all the time, in all partitions

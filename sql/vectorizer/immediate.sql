@@ -46,7 +46,7 @@ $$;
 
 CREATE FUNCTION ml_rag._embed_at_once(relation regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET citus.enable_ddl_propagation = off AS $$
--- purpose: the triggers and their function, which belongs to the owner of the table; nobody else may make
+-- purpose: the triggers and their function, which belongs to the owner of the table; no other role may make
 -- triggers of it, nor have made it: see ml_rag._keep_segments
 -- Writes: the table's definition and a new function, as the caller
 DECLARE

@@ -1,16 +1,16 @@
 -- queue: which vectorizers there are, and which rows wait for their embedding.
--- A row that waits is one that has no embedding, and an index of those rows is the queue: it is right after a
--- rollback, a crash or a restore, since it is the table, and nobody sees it who does not see the row. The
+-- A pending row is one that has no embedding, and an index of those rows is the queue: it is right after a
+-- rollback, a crash or a restore, since it is the table, and only roles that see the row see it. The
 -- vectorizer itself is a statement trigger, which wakes the workers, and whose argument holds the options: so
 -- it is dumped, renamed and dropped with its table, and only the owner can change it.
 
 CREATE FUNCTION ml_rag._wake_workers() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: tell the workers that there may be something to embed, without saying where: anybody can listen
--- It runs as whoever writes the table, who may have no privilege on ml_rag.
+-- purpose: tell the workers that there may be something to embed, without saying where: any role can listen
+-- It runs as the role that writes the table, which may have no privilege on ml_rag.
 BEGIN
-  -- a shard of Citus has it under another name: nobody listens there, and a transaction that is prepared may
-  -- not notify
+  -- a shard of Citus has it under another name: no worker listens there, and a prepared transaction cannot
+  -- notify
   IF TG_NAME = 'ml_rag_vectorizer' THEN
     PERFORM pg_notify('ml_rag_vectorizer', '');
   END IF;

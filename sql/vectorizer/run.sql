@@ -83,8 +83,8 @@ DECLARE
 $$;
 COMMENT ON PROCEDURE ml_rag.run_vectorizer(regclass, jsonb, jsonb) IS
 $$embeds the rows of a table that wait for it, as ml-rag worker does: CALL ml_rag.run_vectorizer('shop.items')
-By hand or from pg_cron. Rows are embedded in batches, with a commit after each; nobody waits for a model: not
-who reads the table, nor who writes to it. Several runs share a table, none embeds a row that another has. A
+Call it by hand or from pg_cron. Rows are embedded in batches, with a commit after each; neither readers nor
+writers of the table wait for a model. Several runs share a table, and none embeds a row that another has. A
 row that cannot be embedded is in ml_rag.vectorizer_error, and is tried again later; one that is changed
 meanwhile comes up again. The first run that has embedded all builds the index, while writers wait. For the
 owner of the table; not inside a transaction block.

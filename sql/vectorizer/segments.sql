@@ -5,9 +5,9 @@
 -- segments, by its key. One that waits for a run has a single row there, with its whole text and no
 -- embedding, so that it is found by its words; a run puts the segments in its place. Triggers of the source
 -- do what a statement did to it to the segments too, in the same transaction. They run a function that the
--- owner of the source owns, since whoever writes the source may not write the segments otherwise; what it
--- executes is made here. A policy shows the segments of those rows of the source that the reader sees; its
--- function reads the source, and is by what the table of segments is found: it follows when either table is
+-- owner of the source owns, since a role that writes the source may not write the segments otherwise; what it
+-- executes is made here. A policy shows the segments of those rows of the source that the reader sees. Its
+-- function reads the source, and the table of segments is found by it: it follows when either table is
 -- renamed.
 
 CREATE FUNCTION ml_rag._source_key(segments regclass, OUT key name[], OUT types text[])
@@ -193,7 +193,7 @@ BEGIN
   EXECUTE format('COMMENT ON TABLE %s IS %L', _name, ml_rag._segments_comment(chunking));
   -- what searches ask of neighbouring segments
   EXECUTE format('CREATE INDEX ON %s (document_id, segment_number)', _name);
-  -- nobody looks a segment up by its text, and estimates, which EXPLAIN shows to everybody, would tell of
+  -- segments are not looked up by their text, and estimates, which EXPLAIN shows to every role, would tell of
   -- hidden ones
   EXECUTE format('ALTER TABLE %s ALTER segment SET STATISTICS 0, ALTER text_hash SET STATISTICS 0', _name);
   EXECUTE format('CREATE POLICY ml_rag_source ON %s FOR SELECT USING (%s(%s))', _name,
@@ -252,8 +252,8 @@ $$;
 CREATE FUNCTION ml_rag._keep_segments(relation regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET citus.enable_ddl_propagation = off AS $$
 -- purpose: the triggers of the source, and the function that they run, which belongs to its owner
--- Nobody else may make triggers of it: they would write into the table of segments. Citus does not make it on
--- its workers, too.
+-- No other role may make triggers of it: they would write into the table of segments. Citus does not make it
+-- on its workers, too.
 -- Writes: the table's definition and a new function, as the caller
 DECLARE
   _relation text := ml_rag._full_name(relation);
@@ -272,7 +272,7 @@ BEGIN
       _n bigint;
       _is_first boolean := true;
     BEGIN
-      -- who drops it goes on writing, and nobody else can make an extension of the name
+      -- after DROP EXTENSION writes continue, and no other role can make an extension of the name
       IF NOT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'ml_rag') THEN
         RETURN NULL;
       END IF;

@@ -5,8 +5,8 @@ RETURNS TABLE (relation regclass, options jsonb, pending bigint, oldest_pending 
   rows bigint, truncated bigint, reason text)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
 -- purpose: the vectorizers of tables that the caller owns, or that of one; what is read of the table itself
--- is null where that could run code of a role that is not trusted, or where it fails, and reason says why
--- Whoever owns a table may make a trigger with anything as its argument.
+-- is null if that could run code of a role that is not trusted, or if it fails, and reason says why
+-- The owner of a table may make a trigger with anything as its argument.
 -- Reads: the tables, as the caller; ml_rag.vectorizer_error, ml_rag.vectorizer_truncated
 DECLARE
   _one record;

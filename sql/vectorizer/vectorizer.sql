@@ -277,5 +277,5 @@ $$;
 COMMENT ON FUNCTION ml_rag.drop_vectorizer(regclass, jsonb) IS
 $$drops the vectorizer of a table, with the columns and the keyword index that it has added; for the table's owner
 With {"keep_columns": true} they stay, and the table remains a vector store: a row whose text changes loses
-its embedding, and nobody embeds it again. Errors: 22023 bad option; 25006; 2BP01 other objects, such as a
+its embedding, and is not embedded again. Errors: 22023 bad option; 25006; 2BP01 other objects, such as a
 node group, depend on a column; 42704 it has none; 42P01; 42501; 55000 isolation level; 55P03 lock_timeout.$$;

@@ -1,6 +1,6 @@
--- watch: what the model server was told of calls (watch/track): those in flight, how far the long ones are,
--- what was done. For whom: as in pg_stat_activity, one's own roles, and all to members of pg_read_all_stats
--- (which pg_monitor is).
+-- watch: what calls have reported to the model server (watch/track): those in flight, how far the long ones
+-- are, what was done. As in pg_stat_activity, a role sees its own roles' calls, and members of
+-- pg_read_all_stats (which pg_monitor is) see all.
 
 CREATE FUNCTION ml_rag._read_calls(what text, OUT found json, OUT error jsonb)
 LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT
