@@ -146,7 +146,7 @@ COMMENT ON FUNCTION @extschema@.ml_rag_chat(text, jsonb) IS
 $$answers a question in a conversation: ml_rag_chat('And how long does it take?', '{"conversation_id": "…"}')
 options: those of ml_rag, and conversation_id (absent: a new conversation), re_run, return_prompt. The turns
 before are the history of the search and of the answer, see docs/chat.md; they are kept in ml_rag.conversation
-and ml_rag.message, where everybody sees their own. Returns the document of ml_rag_answer and
+and ml_rag.message, where each role sees its own. Returns the document of ml_rag_answer and
 {"conversation_id", "message_id", "question": as searched with}; with return_prompt also "prompt": the
 messages that the model answered.
 Errors: 22023 bad option, no such conversation, or no turn to replace; 25006 read-only transaction; 55000 the

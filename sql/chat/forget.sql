@@ -1,4 +1,4 @@
--- forget: conversations are kept until somebody deletes them.
+-- forget: conversations are kept until they are deleted.
 
 CREATE FUNCTION ml_rag.forget_conversation(conversation_id uuid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$

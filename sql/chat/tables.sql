@@ -10,7 +10,7 @@ CREATE TABLE ml_rag.conversation (
   PRIMARY KEY (role, conversation_id)
 );
 COMMENT ON TABLE ml_rag.conversation IS
-$$conversations of ml_rag_chat; everybody sees their own
+$$conversations of ml_rag_chat; each role sees its own
 changed_at: when its last turn was written. ml_rag.forget_conversation deletes one with its turns,
 ml_rag.forget old ones.$$;
 
@@ -32,7 +32,7 @@ CREATE TABLE ml_rag.message (
     ml_rag._can_be_restored(ARRAY[query, question, text], ARRAY[citations, options, filters]))
 );
 COMMENT ON TABLE ml_rag.message IS
-$$the turns of conversations: what was asked and what was answered; everybody sees their own
+$$the turns of conversations: what was asked and what was answered; each role sees its own
 turn: its place in the conversation, from 1. query: as asked. question: as searched with. text: the answer;
 null with skip_generate. citations: of the answer. options: as given. filters: the conditions that the model
 has chosen.$$;

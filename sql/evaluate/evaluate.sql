@@ -29,14 +29,14 @@ CREATE TABLE ml_rag.evaluation_run (
   counted    jsonb NOT NULL,  -- over how many questions each mean is
   latency    jsonb NOT NULL,
   errors     jsonb NOT NULL,  -- SQLSTATE -> questions
-  -- everybody writes rows of their own here, which the superuser's pages and statements read, too
+  -- each role writes rows of its own here, which the superuser's pages and statements read, too
   CONSTRAINT is_readable CHECK (started_at >= '1970-01-01 00:00+00' AND started_at <= '9000-01-01 00:00+00'
     AND jsonb_typeof(options) = 'object' AND ml_rag._is_measures(measures) AND ml_rag._is_measures(counted)),
   CONSTRAINT can_be_restored CHECK (ml_rag._can_be_restored(ARRAY[name, source, stores::text],
     ARRAY[options, models, versions, latency, errors]))
 );
 COMMENT ON TABLE ml_rag.evaluation_run IS
-$$runs of ml_rag_evaluate; everybody sees their own
+$$runs of ml_rag_evaluate; each role sees its own
 ml_rag.forget_evaluation deletes one.$$;
 
 COMMENT ON SEQUENCE ml_rag.evaluation_run_run_id_seq IS 'numbers of the runs of ml_rag_evaluate';
@@ -431,7 +431,7 @@ Returns {"run_id", "name", "questions", "seconds", "measures": {"recall@10": 0.9
 questions, "latency": {stage: {"p50", "p95", "mean"} in ms}, "errors": {SQLSTATE: questions}, "vector_store",
 "models", "versions"}.
 A question that fails counts as one for which nothing was found. Runs are kept in ml_rag.evaluation_run and
-ml_rag.evaluation_question, where everybody sees their own; ml_rag_compare_runs compares two.
+ml_rag.evaluation_question, where each role sees its own; ml_rag_compare_runs compares two.
 Errors: 22023 bad option, no questions, two of one id, malformed documents; 42P01, 42703, 42501 and others of
 the query; 25006 a query that writes, or a run to be kept in a read-only transaction; 57014; those of
 ml_rag_answer where every question fails.$$;

@@ -101,8 +101,8 @@ $$;
 
 CREATE FUNCTION ml_rag.parse_options(routine text, options jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: check the options of a routine, or of one object among them, and fill in the defaults; null =
--- default. The keys of objects among them are checked too
+-- purpose: check the options of a routine, or of one object among them, and fill in the defaults, also
+-- for null. The keys of objects among them are checked too
 -- Reads: ml_rag.option
 DECLARE
   _parsed jsonb;

@@ -9,7 +9,7 @@
 CREATE TABLE ml_rag_internal.keyword_store (
   store         regclass PRIMARY KEY,
   segment       name NOT NULL,              -- column of the text
-  -- bounded, as the owners of tables choose them and everybody's search reads them
+  -- bounded, as the owners of tables choose them and the searches of all roles read them
   key           name[] NOT NULL CHECK (cardinality(key) BETWEEN 1 AND 32),  -- columns that tell rows apart
   -- text search configuration, with its schema
   configuration text NOT NULL CHECK (octet_length(configuration) <= 300),

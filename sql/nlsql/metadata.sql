@@ -96,7 +96,7 @@ $$;
 CREATE FUNCTION ml_rag._nearest_table(name text) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: the table, of those that the caller may read, that a name may have been meant for
--- At most 100 names are compared, letter by letter, however many tables others have opened to everybody:
+-- At most 100 names are compared, letter by letter, however many tables others have opened to all roles:
 -- those of trusted owners first.
 -- Reads: the catalog
 DECLARE

@@ -43,7 +43,7 @@ BEGIN
     jsonb_build_array(jsonb_build_object('question', $1, 'metadata', _shown.metadata,
     'tables', _shown.tables, 'schemas', _shown.schemas, 'model_id', _model, 'options', _options,
     'named', _shown.named, 'relations', _shown.relations::bigint[],
-    -- where operators of types of extensions are; in a schema of somebody else's every name could be taken
+    -- where operators of types of extensions are; in another role's schema every name could be taken
     'extension_schemas', ARRAY(SELECT DISTINCT n.nspname::text
                                FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace
                                WHERE e.extname <> 'ml_rag' AND n.nspname <> 'pg_catalog'

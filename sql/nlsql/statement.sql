@@ -121,7 +121,7 @@ SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
 SET jit = off
 AS $$
--- purpose: what a statement may name, and so have PostgreSQL read a constant by running code of somebody whom
+-- purpose: what a statement may name, and so have PostgreSQL read a constant by running code of a role that
 -- the caller does not trust
 -- PostgreSQL reads constants while it parses: '{1}'::planted.number[] runs the CHECK of that domain, and so
 -- does planted.total('{1}') whose argument is of that type. So this goes before, and by the letters. It

@@ -5,7 +5,7 @@ CREATE FUNCTION ml_rag._place_calls(store regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: the table of calls of a distributed store: one row in each shard, of any key that belongs there,
 -- with the shard's id
--- Everybody may read these numbers: what is asked by way of them is answered to a role that may read the
+-- Any role may read these numbers: requests by way of them are answered only to a role that may read the
 -- store.
 -- Writes: a new table, as the caller
 DECLARE
@@ -127,8 +127,8 @@ $$;
 COMMENT ON FUNCTION ml_rag.distribute_store(regclass, jsonb) IS
 $$distributes a vector store over the workers of Citus: ml_rag.distribute_store('handbook', '{"shard_count": 32}')
 Its rows go to shards by document_id, those of a table with a vectorizer by its key, with a keyword index on
-each where the store has one. Of a store that is distributed already it makes anew what its shards lack, as
-after they were split. For the owner of the store; everybody waits meanwhile. options: SELECT * FROM
+each if the store has one. For a store that is distributed already it rebuilds what its shards lack, as after
+they were split. For the owner of the store; other sessions wait meanwhile. options: SELECT * FROM
 ml_rag.option WHERE routine = 'distribute_store'.
 Errors: 0A000 Citus is not installed; 22023 bad option; 25006; 42P01; 42501; 55000 the store has node groups,
 partitions, or a vectorizer with segments or in mode immediate, or a shard gets no keyword index; 55P03

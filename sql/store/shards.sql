@@ -58,8 +58,8 @@ $$;
 CREATE FUNCTION ml_rag._check_server(store regclass, server name, schema_name name,
   table_name name) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: that shards can be on a foreign server, that the caller may use it, and that the table there is no
--- shard of the store yet: its rows would be found twice. The definitions are compared: a server that has two
+-- purpose: that shards can be on a foreign server, that the caller may use it, and that the table there is
+-- not a shard of the store yet: its rows would be found twice. The definitions are compared: a server with two
 -- addresses is not recognized.
 DECLARE
   _wrapper name := (SELECT w.fdwname FROM pg_foreign_server AS s
@@ -452,8 +452,8 @@ $$moves a partition of a vector store to another server: ml_rag.attach_shard('ha
 server: a foreign server of postgres_fdw that names the extensions vector and ml_rag and that the caller may
 use. There ml_rag.create_store with "shard": true has made a store of the same columns, model and keyword
 index, in the same version of ml_rag. The partition's rows are copied, wherever they are by now (on another
-server they stay, too); writers wait meanwhile, searches only while the tables are exchanged. Everybody
-searches the shard with a user mapping of their own. For the owner of the store. options: SELECT * FROM
+server they stay, too); writers wait meanwhile, searches only while the tables are exchanged. Each role
+searches the shard with a user mapping of its own. For the owner of the store. options: SELECT * FROM
 ml_rag.option WHERE routine = 'attach_shard'. Returns the foreign table. Errors: 22023 bad option or server;
 25006; 42704 no such partition or server; 42P01; 42501; 55000 the shard differs from the store, has rows of
 its own, or is a shard of the store already, or the store can have none, or at another isolation level than
@@ -498,7 +498,7 @@ END
 $$;
 COMMENT ON FUNCTION ml_rag.detach_shard(regclass, integer) IS
 $$brings a partition of a vector store back from another server: ml_rag.detach_shard('handbook', 0)
-Its rows are copied here and stay there, too, until someone deletes them; everybody waits meanwhile. For the
+Its rows are copied here and stay there, too, until they are deleted; other sessions wait meanwhile. For the
 owner of the store. Returns the new partition.
 Errors: 25006; 42704 no such partition; 42P01; 42501; 55000 it is not on another server, or at another
 isolation level than READ COMMITTED, or in a transaction that has used a shard on its server, or row-level

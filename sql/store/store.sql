@@ -69,8 +69,8 @@ $$;
 CREATE FUNCTION ml_rag._check_store(store regclass, embed_model_id text, OUT model_id text,
   OUT dimensions integer, OUT column_name name)
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: whether documents can be loaded into a relation, and its default embedding; embed_model_id null =
--- whatever its marker says
+-- purpose: whether documents can be loaded into a relation, and its default embedding; if embed_model_id is
+-- null, the model is that of its marker
 DECLARE
   _wrong text;
 BEGIN
