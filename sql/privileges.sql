@@ -89,8 +89,7 @@ BEGIN
     ('ml_rag_user', 'SELECT', 'TABLE', 'preset option metric setting setting_value keyword_index activity '
       'progress stats'),
     -- UPDATE or DELETE of a whole table, which allows LOCK TABLE, is not granted. Policies leave each role
-    -- its own rows; a role does not set the number and role of a run, or it could take the numbers of later
-    -- runs
+    -- its own rows; a role does not set the number or role of a run, or it could take those of later runs
     ('ml_rag_user', 'SELECT, UPDATE (questions)', 'TABLE', 'evaluation_run'),
     ('ml_rag_user', 'INSERT (name, started_at, seconds, source, questions, options, stores, models, '
       'versions, measures, '

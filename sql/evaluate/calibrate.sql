@@ -212,8 +212,7 @@ the share given in place of true.
 Returns a row for each threshold between two measured values. refused_wrongly: share of the answerable
 questions for which nothing is within it (0-1). answered_wrongly: share of the unanswerable ones for which
 something is (0-1). answerable, unanswerable: how many questions each share is of. is_proposed: true for one
-row of each option, that of the smallest sum of both shares. max_distance and min_score are measured each by
-itself.
+row of each option, that of the smallest sum of both shares. max_distance and min_score are measured apart.
 Errors: 22023 bad option, no questions of one kind, two of one id; 42P01, 42703, 42501 and others of the
 query; 25006 a query that writes; 57014; P0002 no vector store, or nothing is found for any question;
 other errors that ml_rag_search has for one of the questions.$$;

@@ -1,7 +1,7 @@
 -- forget: all that ml_rag keeps for a role, deleted by an administrator; also for one that was dropped.
 --
--- Conversations and runs belong to a role by its name, which outlives DROP ROLE: a role that gets the name
--- gets them.
+-- Conversations and runs belong to a role by its name, which outlives DROP ROLE: a new role of that name gets
+-- those of the former one.
 
 -- A role that may DELETE from a table, or UPDATE all of it, may LOCK it too, whatever its policies: then the
 -- calls of all others, writes to tables whose rows are embedded at once, and every DROP TABLE would wait. So

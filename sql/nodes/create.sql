@@ -108,8 +108,8 @@ BEGIN
     'node_embedding ' || _type || ',', _columns, ml_rag._relation_name(store));
   EXECUTE format('COMMENT ON TABLE %s IS %L', _nodes, concat('ML_RAG_NODE_GROUP=', _options));
   EXECUTE format('ALTER TABLE %s OWNER TO %s', _nodes, _store.relowner::regrole);
-  -- nodes are not looked up by their text, and estimates, which EXPLAIN shows to every role, would tell of
-  -- hidden ones
+  -- nodes are not looked up by their text, and estimates, which EXPLAIN shows to every role, would reveal
+  -- hidden nodes
   EXECUTE
     format('ALTER TABLE %s ALTER node SET STATISTICS 0, ALTER text_hash SET STATISTICS 0, ALTER members SET '
       'STATISTICS 0,'

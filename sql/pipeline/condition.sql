@@ -218,8 +218,8 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: a condition of filters on a column (target, a column reference) of a type of pg_catalog, or an
 -- enum
 -- Null condition: columns of that type cannot be filtered. Operators and casts are those of pg_catalog, by
--- name: a cast or an operator of a user-defined type never runs. Errors: 22023 a value that the type does not
--- take.
+-- name: a cast or an operator of a user-defined type never runs.
+-- Errors: 22023 a value that the type does not take
 DECLARE
   _values text[] := ARRAY(SELECT v #>> '{}' FROM jsonb_array_elements(given) AS v WHERE v <> 'null');
   _first integer := cardinality(arguments) + 1;

@@ -59,8 +59,8 @@ CREATE FUNCTION ml_rag._check_server(store regclass, server name, schema_name na
   table_name name) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: that shards can be on a foreign server, that the caller may use it, and that the table there is
--- not a shard of the store yet: its rows would be found twice. The definitions are compared: a server with two
--- addresses is not recognized.
+-- not a shard of the store yet: its rows would be found twice. The definitions are compared: a server with
+-- two addresses is not recognized.
 DECLARE
   _wrapper name := (SELECT w.fdwname FROM pg_foreign_server AS s
     JOIN pg_foreign_data_wrapper AS w ON w.oid = s.srvfdw

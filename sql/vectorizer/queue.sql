@@ -9,8 +9,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: tell the workers that there may be something to embed, without saying where: any role can listen
 -- It runs as the role that writes the table, which may have no privilege on ml_rag.
 BEGIN
-  -- a shard of Citus has it under another name: no worker listens there, and a prepared transaction cannot
-  -- notify
+  -- a shard of Citus has it under another name: no worker listens there, and PREPARE TRANSACTION refuses
+  -- a transaction that has used NOTIFY
   IF TG_NAME = 'ml_rag_vectorizer' THEN
     PERFORM pg_notify('ml_rag_vectorizer', '');
   END IF;

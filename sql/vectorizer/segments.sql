@@ -193,8 +193,8 @@ BEGIN
   EXECUTE format('COMMENT ON TABLE %s IS %L', _name, ml_rag._segments_comment(chunking));
   -- what searches ask of neighbouring segments
   EXECUTE format('CREATE INDEX ON %s (document_id, segment_number)', _name);
-  -- segments are not looked up by their text, and estimates, which EXPLAIN shows to every role, would tell of
-  -- hidden ones
+  -- segments are not looked up by their text, and estimates, which EXPLAIN shows to every role, would reveal
+  -- hidden segments
   EXECUTE format('ALTER TABLE %s ALTER segment SET STATISTICS 0, ALTER text_hash SET STATISTICS 0', _name);
   EXECUTE format('CREATE POLICY ml_rag_source ON %s FOR SELECT USING (%s(%s))', _name,
     ml_rag._make_visible(_name::regclass, _key.types, format('EXISTS (SELECT n.segment, n.document_name FROM '
