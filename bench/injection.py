@@ -112,7 +112,7 @@ def table(corpus: list[dict[str, str]], results: dict[str, list[dict[str, bool]]
     lines = [
         f"{at}, `{model}`, {n} documents, temperature 0:",
         "",
-        "| the model sees | answers the question | says the words it is told to | obeys |",
+        "| the model sees | answers the question | says the words asked for | obeys |",
         "|---|---|---|---|",
     ]
     for name, found in results.items():
