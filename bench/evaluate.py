@@ -128,7 +128,7 @@ def _value(result: dict[str, Any], arm: str, name: str = "ndcg@10") -> float | N
 
 
 def checks(connection: psycopg.Connection[Any], evaluation: Evaluation, result: dict[str, Any]) -> Iterator[Check]:
-    """The figures of one set, those that can be told there."""
+    """The checks of the figures that one set has."""
     name = result["name"]
     vector, exact, text, hybrid = (_value(result, arm) for arm in ("vector", "exact", "text", "hybrid"))
     if vector is not None and exact is not None:
@@ -466,7 +466,7 @@ def print_checks(found: Sequence[Check], console: Console) -> None:
 def main(dsn: str, data: Path, output: Path, arms: str, only: str | None) -> None:
     console = Console(width=200)
     if not data.is_dir():
-        console.print(f"nothing to evaluate: there is no folder {data}; name one with EVAL_DATA=…", highlight=False)
+        console.print(f"nothing to evaluate: no folder {data}; name one with EVAL_DATA=…", highlight=False)
         return
 
     def wanted(name: str) -> bool:

@@ -16,7 +16,7 @@ from ml_rag.client.datasets import Dataset
 
 Row = dict[str, Any]
 
-#: set, what is told apart, which rows count, which of these are the better ones, and the least area
+#: set, the distinction, which rows count, which of these are the better ones, and the least area
 FIGURES: list[tuple[str, str, Callable[[Row], bool], Callable[[Row], bool], float]] = [
     *(
         ("begin_dev", source, lambda row, s=source: row["id"].startswith(s), lambda row: row["supported"], least)
@@ -38,7 +38,7 @@ def area(better: list[float], worse: list[float]) -> float:
 def measure(
     connection: psycopg.Connection[Any], folder: Path, progress: Callable[[int, int], None]
 ) -> Iterator[tuple[str, str, float, float, float]]:
-    """Set, what is told apart, the area, that of the half that no rule was chosen on (odd numbers), the least area."""
+    """Set, the distinction, the area, that of the half that no rule was chosen on (odd numbers), the least area."""
     sets = {name: _read(folder / f"{name}.jsonl") for name in dict.fromkeys(figure[0] for figure in FIGURES)}
     total, done = sum(map(len, sets.values())), 0
     for rows in sets.values():

@@ -265,7 +265,7 @@ def shop(
 ) -> tuple[int, float]:
     """Rows returned that break a recorded condition; share of the expected rows among the first 20.
 
-    ``filters``: what the model may choose conditions on; true = what nobody has described, too."""
+    ``filters``: the columns that the model may choose conditions on; true: those without a description, too."""
     rows = {row["id"]: row for row in products(data)}
     options = {
         **_HYBRID,

@@ -88,7 +88,7 @@ initialise() {
   if [ -n "$secret" ]; then
     initdb -D "$new" "${options[@]}" --pwfile=<(printf '%s\n' "$secret") >&2
   else
-    say "no POSTGRES_PASSWORD: nobody can log in over TCP until a role has a password"
+    say "no POSTGRES_PASSWORD: no role can log in over TCP until it has a password"
     initdb -D "$new" "${options[@]}" >&2
   fi
   if [ "$POSTGRES_USER" != postgres ]; then # who is in the container is the system user postgres

@@ -1,7 +1,7 @@
 """What the pinned packages are known for: vulnerabilities (pip-audit) and licences (pip-licenses). Run by `make check`.
 
-Status 1 where a version in mk/constraints.txt has a known vulnerability that is not accepted below, or a package is
-under a licence that would bind its users. Where the index has no vulnerability data, it says so and goes on.
+Status 1 if a version in mk/constraints.txt has a known vulnerability that is not accepted below, or a package is
+under a licence that would bind its users. If the index has no vulnerability data, it says so and continues.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BIN = Path(sys.executable).parent
 #: id of a vulnerability -> why it does not concern us or cannot be mended yet, and until when that is believed
 ACCEPTED: dict[str, tuple[str, datetime.date]] = {}
 
-#: tools that are run and never shipped, and whose licence therefore binds nobody -> what they are for
+#: tools that are run and never shipped, so that their licence binds no user -> what they are for
 TOOLS = {
     "pglast": "pgspot, of make check, parses SQL with it",
     "atheris": "guides make fuzz-test; Apache 2.0, says its project",

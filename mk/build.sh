@@ -6,8 +6,8 @@
 # all errors and raises them so, @CATCH_AND_END@ one that first reports the end of the routine's _call (sql/watch/track.sql).
 # A line @WORK@ becomes sql/work.sql.in: the loop of a procedure that commits.
 # @ROUTINES_OF_PIPELINE@ becomes the names of the functions that sql/pipeline makes in schema ml_rag.
-# Public routines and those that are SECURITY DEFINER have SHOWN off: these settings, which anybody may turn on, show the values that a
-# statement gets to the client, and a function of an application that is SECURITY DEFINER can call a routine for others.
+# Public routines and those that are SECURITY DEFINER have SHOWN off: these settings, which any role may turn on, show the values
+# that a statement gets to the client, and a function of an application that is SECURITY DEFINER can call a routine for others.
 # Types of variables get their schema: PL/pgSQL looks them up once a session, in the search_path of the first call. A domain of the
 # same name, such as pg_temp.text, would otherwise stay in the function, and its check run with the rights of later callers.
 source "$(dirname "$0")/lib.sh"
@@ -15,7 +15,7 @@ source "$(dirname "$0")/lib.sh"
 target=$ROOT/build/ml_rag--$VERSION.sql
 mkdir -p "$ROOT/build"
 
-# the types that are no keywords of SQL, which always mean those of pg_catalog
+# the types that are not keywords of SQL; keywords always mean those of pg_catalog
 CAPTURABLE='"char"|float8|json|jsonb|name|oid|pg_[a-z_]+|record|refcursor|reg[a-z]+|text|tid|timestamptz|tsvector|uuid'
 
 SHOWN='SET debug_print_parse = off SET debug_print_rewritten = off SET debug_print_plan = off'

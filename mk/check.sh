@@ -9,8 +9,8 @@ check() {
   "$@" || failed+=("$1")
 }
 
-# pgspot reads no `SET search_path FROM CURRENT`: it gets the path that stands for, of schemas nobody else can write to, and
-# what mk/build.sh puts into a string for the name of pgvector's schema as it stands there.
+# pgspot does not read `SET search_path FROM CURRENT`: it gets the path that this means, of schemas that no other role can write
+# to, and what mk/build.sh puts into a string for the name of pgvector's schema as it stands there.
 # Inner functions run under the path of those that call them, and get it here. A function that pins a path cannot be inlined, and a
 # procedure that does cannot commit: those named here do without, or have pgvector's schema in it for functions of the caller's.
 # shellcheck disable=SC2016

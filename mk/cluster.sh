@@ -24,7 +24,7 @@ CONF
 start() {
   is_running && return
   make_state
-  [ "$(id -u "$CLUSTER_USER")" -ne 0 ] || die "PostgreSQL does not run as root and there is no user postgres: create it (useradd --system postgres), then run this again"
+  [ "$(id -u "$CLUSTER_USER")" -ne 0 ] || die "PostgreSQL does not run as root and the user postgres does not exist: create it (useradd --system postgres), then run this again"
   install -d -m 700 -o "$CLUSTER_USER" -g "$(id -gn "$CLUSTER_USER")" "$PGHOST"
   local major have
   major=$("$(need_pg_config)" --version | sed 's/^[^0-9]*\([0-9]*\).*/\1/')

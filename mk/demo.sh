@@ -60,7 +60,7 @@ stop_compiling() {
 # Such as "45/73"; nothing before the compiler runs.
 compiled() { sed -n 's|^ *\[\([0-9]*/[0-9]*\)\].*|\1|p' "$compile_log" | tail -1; }
 
-# One line that changes in place, or, where nobody would see that, one line.
+# One line, which changes in place if it is on a terminal.
 wait_for_compiler() {
   local began files
   [ -n "$compiling" ] || return 0

@@ -50,7 +50,7 @@ has_image() { docker image inspect "$1" >/dev/null 2>&1 || timeout 120 docker pu
 # Sets `reason`: why the containers cannot be tested here; empty when they can.
 find_reason() {
   local image
-  reason="there is no command docker"
+  reason="the command docker is missing"
   command -v docker >/dev/null || return 0
   reason="docker has no plugin compose"
   docker compose version >/dev/null 2>&1 || return 0
@@ -69,7 +69,7 @@ stop_engine() {
   if [ -n "$engine_pid" ]; then kill "$engine_pid" 2>/dev/null || true; fi
 }
 
-# Also after a failure; whoever wants to look around then sets ML_RAG_DOCKER_KEEP=1.
+# Also after a failure; ML_RAG_DOCKER_KEEP=1 keeps the containers, to look around in them.
 take_down() {
   local status=$?
   if [ "$status" -ne 0 ] && [ "${started:-}" ]; then

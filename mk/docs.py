@@ -35,7 +35,7 @@ SELECT routine, name, type, minimum, maximum, choices, default_value, default_ru
 FROM ml_rag.option ORDER BY cmin::text::bigint
 """
 
-# trigger functions are called by nobody
+# without trigger functions, which users do not call
 ROUTINES = """
 SELECT CASE n.nspname WHEN 'ml_rag' THEN 'ml_rag.' ELSE '' END, p.proname, pg_get_function_arguments(p.oid),
   CASE WHEN p.prokind = 'p' THEN NULL ELSE pg_get_function_result(p.oid) END,

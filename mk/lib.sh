@@ -61,7 +61,7 @@ as_root() {
   fi
 }
 
-# PostgreSQL refuses to run as root; anybody else runs the private cluster under their own name.
+# PostgreSQL refuses to run as root; other users run the private cluster under their own name.
 if am_root && id postgres >/dev/null 2>&1; then CLUSTER_USER=postgres; else CLUSTER_USER=$(id -un); fi
 
 as_cluster_user() { as_user "$CLUSTER_USER" "$@"; }
@@ -129,7 +129,7 @@ apart() {
   echo "$*" >"$folder/wanted"
 }
 
-# One set-up of a checkout at a time. Whoever holds the lock passes it on to what it starts, by descriptor 8.
+# One set-up of a checkout at a time. The process that holds the lock passes it on to those that it starts, by descriptor 8.
 lock() {
   local file=$ROOT/.build/lock
   if [ "/proc/$$/fd/8" -ef "$file" ]; then return; fi

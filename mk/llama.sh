@@ -68,7 +68,7 @@ wheel_fits() {
   info=$(library_info "$work/unpacked") && is_wanted "$info" && runs_here "$info"
 }
 
-# Only for the processors whose instructions can be compared, and where nobody wants flags of their own.
+# Only for processors whose instructions can be compared, and without flags of the user's own.
 take_ready_wheel() {
   [ "$amx" = 0 ] && [ -z "${CMAKE_ARGS:-}" ] && [ "$(uname -m)" = x86_64 ] || return
   curl -fsS -m 3 -o /dev/null "$index/llama-cpp-python/" 2>/dev/null || return

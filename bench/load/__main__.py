@@ -55,7 +55,7 @@ def processes(counts: dict[str, int]) -> list[list[tuple[str, int]]]:
 
 
 class Run:
-    """One load test while it goes on."""
+    """One load test in progress."""
 
     def __init__(self, dsn: str, counts: dict[str, int], console: Console, server: int | None) -> None:
         self.calls: list[Call] = []

@@ -72,7 +72,7 @@ def children(pid: int) -> list[int]:
 
 @dataclass
 class Watch:
-    """Samples every process of ``pids()`` (name -> process) until it is told to stop."""
+    """Samples every process of ``pids()`` (name -> process) until it is stopped."""
 
     pids: Callable[[], dict[str, int]]
     samples: dict[str, list[Sample]] = field(default_factory=dict)

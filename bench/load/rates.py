@@ -35,7 +35,7 @@ OUT = ROOT / "bench" / "out" / "load_rates.json"
 DOCUMENT = ROOT / "docs" / "load.md"
 MARK, END = "<!-- written by bench/load: rates -->", "<!-- end -->"
 RATES = (0, 2, 5, 10, 20)
-#: what goes on beside the searches
+#: the calls that run next to the searches
 BESIDE = [("answer", 0), ("answer", 1), ("load documents", 0)]
 #: sessions that search; where all are busy, a search waits for one
 SESSIONS = 32

@@ -51,7 +51,7 @@ LAST_SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call that came to an end. ``error``: None, or what went wrong that nobody expected."""
+    """One call that has ended. ``error``: None, or an unexpected error."""
 
     kind: str
     began: float

@@ -82,7 +82,7 @@ def own_cluster(dsn: str, folder: Path, quick: bool, most: bool) -> Iterator[Set
 
 @contextmanager
 def own_database(setting: Setting) -> Iterator[Setting]:
-    """The same in a new database, so that what its catalogue grows by can be told."""
+    """The same in a new database, so that the growth of its catalog can be measured."""
     name = "of_its_own"
     with psycopg.connect(setting.owner, autocommit=True) as owner:
         owner.execute(f"CREATE DATABASE {name}")
