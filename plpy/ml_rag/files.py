@@ -31,7 +31,7 @@ MAX_DOCUMENT_BYTES = 255 * 1024 * 1024
 #: longest table name PostgreSQL keeps, in bytes
 _MAX_NAME_BYTES = 63
 _READ_BYTES = 1 << 20
-#: characters of a name that is held against patterns: anybody may have written it
+#: characters of a name that is held against patterns: any user may have written it
 LONGEST_MATCHED = 20_000
 _SLASH = re.compile("/")
 #: times that a file is read which somebody writes to meanwhile
@@ -87,7 +87,7 @@ class Location:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it may name several files: where one is gone, it can be told."""
+        """Whether it may name several files, so that deleted ones can be found."""
         return self.file is None or archives.is_archive(self.file)
 
     def matches(self, path: str) -> bool:
@@ -295,7 +295,7 @@ def find(location: Location, interrupt: Interrupt, left_out: LeftOut = lambda *_
         detail = f"Nothing below {location.base} {'matches' if location.patterns else 'is a regular file'}"
         if unread:
             detail += f"; {unread} {'folder' if unread == 1 else 'folders'} cannot be read"
-        raise InvalidRequest("there is no file to load", detail=f"{detail}.", hint=_HINT)
+        raise InvalidRequest("no file to load", detail=f"{detail}.", hint=_HINT)
     return _expanded(sorted(files), location.base, interrupt, left_out)
 
 
@@ -361,7 +361,7 @@ def _real_file(path: str) -> str | None:
 
 
 def _remedy(error: OSError) -> str | None:
-    """What to do, where it is not a matter of the name. Whoever opened the file says whose rights counted."""
+    """What to do, if the name is not the cause. The process that opened the file knows whose rights counted."""
     if not isinstance(error, PermissionError):
         return None
     return f"Give the operating system user {_user()} the right to read it, and to enter the folders above it."
@@ -407,7 +407,7 @@ def _walk(
 
 
 def sizes(paths: Sequence[str], interrupt: Interrupt) -> list[tuple[str, int]]:
-    """Each path with its size in bytes, 0 where it cannot be told."""
+    """Each path with its size in bytes, 0 if it is unknown."""
     known = Listings()
     found = []
     for path in paths:
@@ -498,7 +498,7 @@ def read(path: str, base: str | None, max_bytes: int, interrupt: Interrupt) -> F
     raise DocumentError(
         "the file changed while it was read",
         detail=f"It was read {_READ_ATTEMPTS} times, and written to each time.",
-        hint="Load it again when nobody writes to it.",
+        hint="Load it again when no program writes to it.",
     )
 
 

@@ -23,7 +23,7 @@ ROUTINES = frozenset(
         *("ml_rag.create_node_group", "ml_rag.refresh_node_groups", "ml_check_grounding", "ml_rag.make_questions"),
     )
 )
-#: those of them whose results nobody waits for
+#: those of them for whose results no user waits
 BULK = frozenset(
     (
         *("ml_rag_table", "ml_generate_table", "ml_embed_table", "vector_store_load", "ml_rag.load_documents"),
@@ -38,7 +38,7 @@ STAGES = frozenset(
         *("load", "index", "judge", "rewrite", "read", "function", "ground"),
     )
 )
-#: segments of one document, whoever splits it
+#: segments of one document, whether the model server or a function splits it
 MAX_SEGMENTS = 100_000
 #: in place of a stage: the whole call
 TOTAL = "total"
@@ -64,8 +64,8 @@ def _separators(text: bytes | bytearray) -> int:
 def request_address(address: str) -> tuple[socket.AddressFamily, Any]:
     """Family and address of the stream socket.
 
-    Raises OSError or ValueError for a host that is no IP address: a look-up would block, and PostgreSQL's interrupts
-    would have to wait for the resolver's time-outs.
+    Raises OSError or ValueError for a host that is not an IP address: a look-up would block, and PostgreSQL's
+    interrupts would have to wait for the resolver's time-outs.
     """
     if address.startswith("unix:"):
         return socket.AF_UNIX, address.removeprefix("unix:")

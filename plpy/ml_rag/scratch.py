@@ -30,7 +30,7 @@ class Scratch:
 
     def _make(self, parent: Path | str, prefix: str) -> bool:
         """Make it, or False where it took so long that another process removed it meanwhile."""
-        # under another name until it is locked: nobody may take it for one left behind
+        # under another name until it is locked, lest another process take it for one left behind
         made = Path(tempfile.mkdtemp(dir=parent, prefix=_UNLOCKED + prefix))
         try:
             self._descriptor = os.open(made, _FOLDER)
@@ -75,7 +75,7 @@ def sweep(parent: Path | str, prefix: str) -> list[str]:
                 _remove(entry.path)
                 removed.append(entry.name)
             elif entry.name.startswith(_UNLOCKED + prefix) and _is_old(entry) and _is_left_behind(entry.path):
-                with contextlib.suppress(OSError):  # whoever made it may have taken it just now, or it is not empty
+                with contextlib.suppress(OSError):  # its maker may have taken it just now, or it is not empty
                     os.rmdir(entry.path)
                     removed.append(entry.name)
     return removed

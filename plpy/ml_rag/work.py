@@ -75,7 +75,7 @@ class Work:
         self.progress.stop()
 
     def say(self, text: str) -> None:
-        """Print a line, where there is no bar."""
+        """Print a line, for output without a bar."""
         self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
         self.told = self.clock()
 

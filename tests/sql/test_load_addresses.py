@@ -213,7 +213,7 @@ def test_one_document_and_one_that_is_not_there(db: Database, owner: Connection,
     assert result.exit_code == 1
     assert "the address cannot be read" in result.output
     result = run(db, "bucket://docs/z*")
-    assert "there is no file to load" in result.output
+    assert "no file to load" in result.output
 
 
 @pytest.mark.parametrize("scheme", ["file", "LOCAL"])
@@ -234,7 +234,7 @@ def test_an_address_of_files_of_this_machine_is_a_path(
     assert run(db, address).exit_code == 0
     assert names(owner) == {f"{folder}/a.txt", f"{folder}/sub/b.txt"}
     (folder / "a.txt").unlink()
-    assert "there is no file to load" in run(db, f"{address}*.txt").output
+    assert "no file to load" in run(db, f"{address}*.txt").output
     (folder / "c.txt").write_text("c")
     assert run(db, f"{address}*.txt").exit_code == 0
     assert names(owner) == {f"{folder}/c.txt", f"{folder}/sub/b.txt"}

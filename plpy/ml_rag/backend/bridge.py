@@ -165,8 +165,9 @@ def _interrupt(plpy: Any) -> None:
 
 @contextlib.contextmanager
 def _apart(plpy: Any) -> Iterator[ModelServer]:
-    """A connection for whoever watches: that of the session may be in the middle of a reply, where a trigger asks. The
-    address is read with the rights of ``ml_rag_internal``, since who may watch need not have a right to ask."""
+    """A connection for the monitoring views: that of the session may be in the middle of a reply when a trigger asks.
+    It reads the address with the rights of ``ml_rag_internal``, since a role that may watch may lack the right to
+    ask."""
     apart = ModelServer(_rights.as_owner(plpy, lambda: _address(plpy)), functools.partial(_interrupt, plpy))
     try:
         yield apart
@@ -315,7 +316,7 @@ def names_in(plpy: Any, statement: str) -> dict[str, Any]:
     from ml_rag.backend import names
     from ml_rag.backend.statement import MAX_CHARACTERS
 
-    if len(statement) > MAX_CHARACTERS:  # anybody may call this, and it takes the square of it
+    if len(statement) > MAX_CHARACTERS:  # any role may call this, and it takes the square of it
         raise InvalidRequest("the statement is too long", detail=f"It may have {MAX_CHARACTERS} characters.")
     return {"names": names.names_in(statement), "operators": names.operators_in(statement)}
 
@@ -617,7 +618,7 @@ def find_files(plpy: Any, uri: str) -> str:
 
 
 def _to_hex(path: str) -> str:
-    """A name that is no UTF-8 travels as bytes that are."""
+    """The bytes of a name in hexadecimal, since a name need not be UTF-8."""
     return path.encode("utf-8", "surrogateescape").hex()
 
 

@@ -1,9 +1,9 @@
 """What this session reports of its calls to the model server: where they are, how far, and how they ended.
 
-As statsd has it: at the end of a call one datagram, sent without waiting, says what is to be counted. What goes on
-travels with the requests that a call makes anyway; routines that last (loads, batches, indexes) send datagrams of it
-too. docs/protocol.md has the form of both. Nothing here makes a call wait or fail: where nobody listens or there is no
-room, what is to be counted goes with the next datagram, unless that becomes too much.
+As in statsd, one datagram at the end of a call, sent without waiting, reports its counts. The state of a call travels
+with the requests that it makes anyway; routines that last (loads, batches, indexes) send datagrams of it too.
+docs/protocol.md has the form of both. Nothing here makes a call wait or fail: if no server listens or the socket has no
+room, the counts go with the next datagram, unless they become too many.
 
 Any role may call what reports, with any argument. So who reports, and when the statement began, is asked of PostgreSQL.
 Every question passes here, with a cold cache: its end is written for speed.
@@ -82,7 +82,7 @@ class Call:
         self.model = self.following = ""
         #: its end says when its stages ended, whether it has embedded anything or not
         self.is_question, self.has_embedded = stage == "discover", False
-        #: a routine that begins at none of its stages goes on for long
+        #: a routine that begins at none of its stages takes long
         self.lasts = not stage
         self.progress: State | None = None
         #: tokens
@@ -265,7 +265,7 @@ def innermost() -> int:
 
 
 def is_bulk() -> bool:
-    """Whether nobody waits for the call that the client made."""
+    """Whether the call that the client made is bulk work, for which no user waits."""
     return bool(session.calls) and session.calls[0].routine in BULK
 
 
@@ -351,8 +351,8 @@ def _push(plpy: Any, number: int, routine: str, stage_name: str) -> Call | None:
 
 
 def _send() -> None:
-    """Send what is to be counted and what goes on, if anybody listens and has room. Else the latest counts wait: as
-    many as fit a datagram, which the model server takes up to 64 kB of."""
+    """Send the counts and the state of the calls, if a server listens and has room. Else the latest counts wait: as
+    many as fit a datagram, of which the model server takes up to 64 kB."""
     s = session
     if s.target is None or s.socket is None:
         return

@@ -34,7 +34,7 @@ RESTART_SECONDS = 2.0
 #: most that is received at once
 _PIECE = 64 * 1024
 
-#: what starts the model server: where that is not its command, whoever starts PostgreSQL says so in its environment
+#: the command that starts the model server; PostgreSQL's environment may name another one
 _START = os.environ.get("ML_RAG_START_SERVER") or "ml-rag serve"
 _ENDED = f'Start it with "{_START}" if systemd or Docker does not. Its log says why it ended.'
 _HINT = f"Start it with \"{_START}\", or correct its address: SELECT ml_rag.configure('model_server', '…')."
@@ -45,7 +45,7 @@ _FORBIDDEN = (
 
 
 class _NotHttp(Exception):
-    """What came is no reply."""
+    """The bytes that came are not a reply."""
 
 
 class _BrokenOff(Exception):
@@ -287,10 +287,10 @@ class ModelServer:
                 is_kept = False
 
     def call(self, method: str, path: str, payload: Any = None) -> Any:
-        """The JSON of the reply; ``method`` is POST where there is a payload. Bulk work that is refused because others
-        wait, comes back at the time named.
+        """The JSON of the reply; ``method`` is POST if there is a payload. Bulk work that is refused because others
+        wait is sent again at the time named.
 
-        Raises ServerUnreachable, EngineFailed for a reply that is no JSON, or its error."""
+        Raises ServerUnreachable, EngineFailed for a reply that is not JSON, or its error."""
         body = b"" if payload is None else _json(payload)
         while True:
             try:

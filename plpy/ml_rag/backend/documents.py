@@ -22,7 +22,7 @@ LONGEST_NAME = 16
 WORDS = 400
 #: characters of a question in which a label or a request for a summary is looked for: the time grows with their square
 LONGEST_QUESTION = 4000
-#: of a longer name, which anybody may have given, the last characters are looked at
+#: of a longer name, which any role may have given, the last characters are looked at
 CHARACTERS = 300
 #: names looked at between two looks at interrupts
 BATCH = 25
@@ -69,7 +69,7 @@ _BEFORE = frozenset(
 )
 #: what comes before a document that something is looked for in
 _INSIDE = frozenset(("in", "from", "per", "see", "read", "to", "by"))
-#: what is no question in the rest of a request for a summary
+#: words that do not make the rest of a request for a summary a question
 _FILLERS = _ARTICLES | {"it", "a", "an", "and", "of", "please", "whole", "entire", "following", "text", "paper", "me"}
 _FILLERS |= {"called", "named", "titled", "entitled", "which", "is"}
 _LABEL = re.compile(r"\s*([^:?!\n]{1,80}?)\s*(?::|\s[-–—])\s")

@@ -38,7 +38,7 @@ def embed(
 ) -> list[str]:
     """Embeddings of the texts in pgvector's text form, in their order, all of one dimension and finite.
 
-    They are asked for in that form and go on as they come: making it here took longer than all else with a reply.
+    They are requested in that form and passed on as they are: making it here took longer than all else with a reply.
     ``input_type``: query, document or None; some models put a prefix before the one or the other. ``truncate``:
     false = a text beyond the model's limit is InvalidRequest; else it is cut.
 
@@ -93,7 +93,7 @@ def check(vectors: list[str]) -> None:
     """All lists of numbers in pgvector's text form, of one dimension, 1 to 16000.
 
     Raises EngineFailed. NaN and infinity have letters of their own; a number with two points, say, is left to pgvector,
-    which reads every one of them anyway (22P02; 22003 where it is no float32).
+    which reads every one of them anyway (22P02; 22003 if it is not a float32).
     """
     for vector in vectors:
         is_text = isinstance(vector, str) and vector.isascii() and vector != "[]"

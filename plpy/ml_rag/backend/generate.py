@@ -72,7 +72,7 @@ def generate(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def ask(server: ModelServer, fields: dict[str, Any]) -> tuple[str, dict[str, int | None]]:
-    """Text and tokens of a chat completion that the product itself asks for; what does not fit is no wrong option."""
+    """Text and tokens of a chat completion that ml_rag itself requests; a text that does not fit is EngineFailed."""
     try:
         reply = server.call("POST", "/v1/chat/completions", fields)
     except (UnknownModel, WrongTask):
@@ -116,7 +116,7 @@ def unusable(detail: str) -> EngineFailed:
 def tokens_of(reply: dict[str, Any]) -> dict[str, int | None]:
     """prompt_tokens and generated_tokens of a chat completion.
 
-    Statistics, for which no answer shall fail: None where there is no number; an engine that does not know says 0.
+    Statistics, for which no answer shall fail: None if a number is missing; an engine that does not know it says 0.
     """
     usage = reply.get("usage")
     usage = usage if isinstance(usage, dict) else {}

@@ -29,7 +29,7 @@ _STATEMENTS = {
         " SELECT count(*) FROM pg_attribute AS a"
         " WHERE a.attrelid = u.store AND a.attname = ANY (u.columns::name[]) AND NOT a.attisdropped"
         " AND has_column_privilege(a.attrelid, a.attnum, 'SELECT')"
-        # what is compared with or made of a value of these is nobody's code
+        # comparing or converting values of these types runs no role's code
         " AND a.atttypid = ANY ('{smallint,integer,bigint,numeric,oid,text,character varying,uuid}'::regtype[]))"
         " ORDER BY u.place",
         *("oid[]", "text[]"),

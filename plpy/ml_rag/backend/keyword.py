@@ -61,7 +61,7 @@ _STATEMENTS = {
         " JOIN ml_rag_internal.keyword_row AS r ON r.store = $1 AND r.key = k.key",
         *("oid", "text"),
     ),
-    # tokens: null of rows that have none of the terms in $2; $2 null = of all rows. Of a long text only the terms in $3
+    # tokens: null for rows that have none of the terms in $2, unless $2 is null. Of a long text only the terms in $3
     "visible rows": (
         "SELECT r.id, r.length, CASE WHEN $2 IS NULL OR r.tokens ?| $2 THEN CASE WHEN pg_column_size(r.tokens) < 100000"
         " THEN r.tokens ELSE (SELECT jsonb_object_agg(e.key, e.value) FROM jsonb_each(r.tokens) AS e"

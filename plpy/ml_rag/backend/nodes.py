@@ -192,6 +192,6 @@ def read(text: str, transform: str) -> list[str]:
     answer = read_json(text, _LONGEST_ANSWER)
     value = answer.get(transform) if isinstance(answer, dict) else None
     distinct = list(dict.fromkeys(one[:_LONGEST] for one in read_texts(transform, value)))
-    if not distinct and (value != [] or transform in _SINGLE):  # a text may mention nobody
+    if not distinct and (value != [] or transform in _SINGLE):  # a text may have none
         raise unusable(f'Its "{transform}" is blank.')
     return distinct[:_MOST]

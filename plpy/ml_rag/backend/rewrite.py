@@ -44,7 +44,7 @@ _FORMS = {
     "hypothetical_document": "{n} passage(s)",
     "sub_questions": "at most {n} questions",
 }
-#: characters of one text; longer ones are no question or term any more
+#: characters of one text; a longer one is not a question or a term
 _LONGEST = {"question": 2000, "synonyms": 200, "hypothetical_document": 8000, "sub_questions": 2000}
 #: tokens that one of them may take
 _TOKENS = {"question": 160, "synonyms": 16, "hypothetical_document": 256, "sub_questions": 64, "filters": 512}
@@ -151,7 +151,7 @@ def rewrite(server: ModelServer, request: dict[str, Any]) -> dict[str, Any]:
     ml_rag._filter_keys) and filters_before, which the question may keep, or null.
 
     Returns those fields of ml_rag.rewritten that are known here; filters is a list of conditions that are not
-    checked yet. Raises EngineFailed if the model's answer is no such document.
+    checked yet. Raises EngineFailed if the model's answer is not such a document.
     """
     asked = {name: request["asked"][name] for name in _ASKED if name in request["asked"]}
     answer = schema(asked, request.get("filter_keys") or [])

@@ -90,7 +90,7 @@ def commit(plpy: Any) -> bool:
     if plpy.execute(_plans["role"])[0]["role"] != before:
         raise PrivilegeError(
             "the role of the call has ended with its transaction",
-            detail="The call commits after each step, and goes on as no other role. What was done before is kept.",
+            detail="The call commits after each step, and does not continue as another role. Completed steps are kept.",
             hint="Take the role by SET ROLE, not by SET LOCAL ROLE or set_config(…, true).",
         )
     return True

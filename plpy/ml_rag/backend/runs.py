@@ -40,8 +40,8 @@ _PORTION = 5000
 _TEXTS, _CHARACTERS = 4096, 4_000_000
 #: rows of one fetch, each of which holds a segment or its tokens, which may be long, or up to 330 kB of postings
 _ROWS, _POSTINGS = 16, 200
-#: runs of fewer rows than these are merged once there are ``_MERGE`` of them: small ones by whoever comes by, larger
-#: ones only where somebody has asked for it, since that takes seconds
+#: runs of fewer rows than these are merged once there are ``_MERGE`` of them: small ones by any session, larger ones
+#: only on request, since that takes seconds
 _SMALL, _LARGE = 4096, 32768
 _MERGE = 8
 #: a run of fewer rows is found fast enough without statistics
@@ -385,9 +385,9 @@ def add_from_cursor(plpy: Any, store: int, cursor: str) -> int:
 def merge(plpy: Any, store: int, thorough: bool) -> None:
     """Fold what waits into runs, deletions too; then merge runs.
 
-    ``thorough``: merge large runs too. Nothing happens where somebody else is at it.
+    ``thorough``: merge large runs too. Nothing happens if another session is doing it.
     """
-    # the statements that follow see what whoever had the lock has done, each having a snapshot of its own
+    # each of the next statements has its own snapshot, and sees what the last holder of the lock has done
     if not len(_run(plpy, "lock", store)):
         return
     gone = {row["id"]: row["length"] for row in _run(plpy, "all gone", store)}

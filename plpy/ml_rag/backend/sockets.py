@@ -44,7 +44,7 @@ _KEEPALIVE = {
 def _wait(fd: int, event: int, seconds: float) -> bool:
     """Whether the descriptor is ready for ``event`` (``select.POLLIN`` …) within ``seconds``; False after a signal.
 
-    ``select.poll`` goes on waiting after a signal for which Python has no handler (PEP 475), and PostgreSQL's are its
+    ``select.poll`` continues to wait after a signal for which Python has no handler (PEP 475), and PostgreSQL's are its
     own. poll(2) itself ends with any signal (signal(7)).
     """
     milliseconds = round(seconds * 1000)

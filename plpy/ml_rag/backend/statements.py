@@ -19,7 +19,7 @@ def open_cursors() -> int:
 
 
 def close_cursors(kept: int) -> None:
-    """Close what an error has left open, but for the first ones: a statement could go on reading it by its name."""
+    """Close cursors that an error has left open, but for the first: a statement could still read one by its name."""
     while len(_open) > kept:
         # what an error of SQL has ended is closed already
         with contextlib.suppress(Exception):

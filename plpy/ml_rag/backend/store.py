@@ -35,7 +35,7 @@ _STATEMENTS = {
     "remove": ("SELECT ml_rag.remove_documents($1, $2) AS n", "oid", "text[]"),
     "replace": ("SELECT r.id, r.kept, r.lost FROM ml_rag._replace_document($1, $2, $3) AS r", "oid", "text", "text[]"),
     "label": ("SELECT ml_rag._label_document($1, $2, $3)", "oid", "text", "jsonb"),
-    # those that the caller may write; while a transaction that has read the table goes on none comes or goes
+    # those that the caller may write; none comes or goes while a transaction that has read the table lasts
     "others": (
         "SELECT e.column_name, e.model_id FROM ml_rag._embeddings($1) AS e"
         " WHERE e.column_name OPERATOR(pg_catalog.<>) $2 AND pg_catalog.has_column_privilege($1, e.attnum, 'INSERT')",

@@ -30,7 +30,7 @@ class Node(dict[str, Any]):
 
 
 def parse(text: str) -> Any:
-    """The root: a list of queries. A field has one part at least, so that what follows a label is no label.
+    """The root: a list of queries. A field has at least one part, so that no label follows a label.
 
     Raises IndexError where the text is not a tree.
     """

@@ -29,7 +29,7 @@ _MARKER = re.compile(r"\s*\[([^\[\]#]+)#page=(\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """``documents``: what is to be found, as ``ml_rag_evaluate`` takes it; empty = nothing, or nobody has said."""
+    """``documents``: those to be found, as ``ml_rag_evaluate`` takes them; empty if none, or if it is unknown."""
 
     id: str
     text: str

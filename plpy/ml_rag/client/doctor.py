@@ -68,7 +68,7 @@ def _wrong(found: str, hint: str) -> MlRagError:
 
 
 def _joined(message: str, detail: str | None) -> str:
-    """A message and its detail, which is a sentence or goes on with the message's."""
+    """A message and its detail, which is a sentence or continues that of the message."""
     if not detail:
         return message
     return f"{message.rstrip('.')}{'. ' if detail[0].isupper() else '; '}{detail}"
@@ -164,7 +164,7 @@ def check_server(address: str) -> Iterator[Finding]:
 
 
 def parsers(health: dict[str, Any]) -> Finding:
-    """How far the kernel lets document parsers be confined; less than all of it is told, and is no error."""
+    """How far the kernel lets document parsers be confined; less than all of it is reported, and is not an error."""
     found: dict[str, Any] = health.get("parsers") or {}
     if missing := found.get("missing"):
         why = "; ".join(f"no {what} ({why})" for what, why in missing.items())
@@ -364,7 +364,7 @@ def check_calls(connection: psycopg.Connection, dsn: str) -> Iterator[Finding]:
     """What a caller does, as this role: reach the server, embed, generate, retrieve."""
 
     def routine(name: str) -> sql.Composable:
-        """A public one. It is given all arguments with their types, as whoever owns the schema can overload it."""
+        """A public one. It is given all arguments with their types, as the owner of the schema can overload it."""
         schema = _value(
             connection,
             "SELECT n.nspname FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace"
@@ -557,7 +557,7 @@ def how_to_pull(connection: psycopg.Connection, model_id: str) -> str:
 
 
 def after_pull(connection: psycopg.Connection, model_id: str) -> str:
-    """The beginning of a hint that goes on with a statement."""
+    """The beginning of a hint that continues with a statement."""
     command = how_to_pull(connection, model_id)
     return f"{command}, then " if command else ""
 

@@ -1,7 +1,7 @@
 """Measures a dataset on a database: its documents into a store, its questions through the arms of the search.
 
-What is called is what users call: ``ml_rag.load_documents`` and ``ml_rag_evaluate``. Nothing here is left half: a
-document is loaded whole or not at all, and so is a run; a load that was broken off goes on when it is called again.
+It calls what users call: ``ml_rag.load_documents`` and ``ml_rag_evaluate``. Nothing is left half done: a document is
+loaded whole or not at all, and so is a run; an interrupted load resumes when it is called again.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Evaluation:
             row = self._connection.execute(query).fetchone()
             assert row is not None
             if not row[1]:
-                return f"there is no {row[0]}: ml-rag models pull {row[0]}"
+                return f"{row[0]} is missing: ml-rag models pull {row[0]}"
         return None
 
     def ask(self, questions: Sequence[Question]) -> None:

@@ -21,7 +21,7 @@ def explore(dsn: str, port: int, marks: str | None, connections: int) -> None:
     """Show in a browser how answers come about.
 
     Everything is read as the role of the DSN, in read-only transactions; only marks and uploaded documents are written.
-    The address that is printed has a token; whoever has it may do what the role may do there.
+    The address that is printed has a token; any user who has it may do what the role may do there.
     """
     from ml_rag.integrations.connections import serve
     from ml_rag.integrations.explore import app

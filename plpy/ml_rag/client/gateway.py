@@ -31,7 +31,7 @@ def _print_token(ctx: click.Context, param: click.Parameter, role: str | None) -
 
 
 def _try_role(connection: psycopg.Connection, role: str) -> None:
-    """That the gateway may become this role, before anybody asks."""
+    """Check that the gateway may become this role, before the first request."""
     superuser = "SELECT FROM pg_catalog.pg_roles WHERE rolname = %s AND rolsuper"
     if connection.execute(superuser, (role,)).fetchone() is not None:
         raise MlRagError(f'a token is bound to the superuser "{role}"', hint="Bind it to a role that only asks.")
@@ -48,7 +48,8 @@ def _try_role(connection: psycopg.Connection, role: str) -> None:
 
 
 def _try_preset(connection: psycopg.Connection, name: str, options: Mapping[str, Any], role: str) -> None:
-    """That ``ml_rag`` has these options, before anybody asks. ``role``: of a token; that of the DSN need not ask."""
+    """Check that ``ml_rag`` has these options, before any request. ``role``: of a token; that of the DSN need not
+    ask."""
     try:
         wanted = json.dumps(options)
     except TypeError as error:

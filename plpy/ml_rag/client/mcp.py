@@ -23,8 +23,8 @@ _MODEL_SERVER = (
 def mcp(dsn: str, http: bool, host: str, port: int, connections: int, model_server: str | None) -> None:
     """Serve search, answer, list_stores, list_options and read_document to an agent.
 
-    All run as the role of the DSN, in read-only transactions. --http asks for no password: whoever can reach the port
-    reads what the role may read.
+    All run as the role of the DSN, in read-only transactions. --http asks for no password: any user who can reach the
+    port reads what the role may read.
     """
     from ml_rag.integrations.mcp import over_http, server
 

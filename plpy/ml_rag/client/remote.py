@@ -78,7 +78,7 @@ class Address:
                 f"the file system of {scheme}:// is not installed", detail=f"{e}.", hint=hint
             ) from None
         except ValueError as e:
-            raise InvalidRequest("there is no file system of this scheme", detail=f"{e}.", hint=_HINT) from None
+            raise InvalidRequest(f"the file system of {scheme}:// is unknown", detail=f"{e}.", hint=_HINT) from None
         _have_told(self._files)
         #: in an address of the web a question mark begins the query
         self._is_glob = "*" in self._path or (not self._is_web and "?" in self._path)
@@ -91,7 +91,7 @@ class Address:
             detail = f"{self._shown}: {_said(e)}"
             raise InvalidRequest("the address cannot be read", detail=detail, hint=_HINT) from None
         if not listed:
-            raise InvalidRequest("there is no file to load", detail=f"Nothing is at {self._shown}.", hint=_HINT)
+            raise InvalidRequest("no file to load", detail=f"Nothing is at {self._shown}.", hint=_HINT)
         self.found = {
             self._own_name(path): Found(path, int(info.get("size") or 0), _changed(info))
             for path, info in sorted(listed.items())

@@ -29,7 +29,7 @@ from ml_rag.work import Task, Work
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-#: of the time, at most this share goes into looking whether something waits: anybody may send notifications
+#: at most this share of the time goes into looking for waiting rows: any role may send notifications
 LOOKING = 0.1
 #: seconds after the first failure, twice as long after each further one, up to the last
 BACKOFF = (1.0, 300.0)
@@ -195,7 +195,7 @@ class Worker:
         *,
         once: bool,
     ) -> Got | None:
-        """What a step with one table gives; None if it fails, or has failed before and is left alone: others go on."""
+        """What a step with a table gives; None if it fails, or has failed before and is left alone: others continue."""
         backoff = self.backoffs.setdefault(key, Backoff())
         if backoff.until > time.monotonic():
             return None

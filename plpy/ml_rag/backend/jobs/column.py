@@ -1,7 +1,7 @@
 """A column of embeddings, which ml_rag.add_embedding and ml_rag.run_vectorizer fill: rows without one wait.
 
 They differ in where such rows are looked for. A run of a vectorizer has few rows of many to do, and an index has those,
-in the order of their key. In a new column all rows wait, and there may be no key: it is read by blocks.
+in the order of their key. In a new column all rows wait, and the table may lack a key: it is read by blocks.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ def advance(job: int, committed: bool | None, found: str | None) -> Statement | 
 
 
 def fallback(job: int) -> dict[str, Any] | None:
-    """What is the result of a job that goes on, should that fail."""
+    """The result of a job if continuing it fails."""
     return _jobs[job][0].fallback if job in _jobs else None
 
 

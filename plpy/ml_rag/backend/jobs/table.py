@@ -11,7 +11,7 @@ from ml_rag.backend.jobs.loop import MOST_BYTES, Batch, Derived, Session, Statem
 from ml_rag.errors import MlRagError
 
 _PHASES = {"ml_rag_table": "answering", "ml_generate_table": "generating", "ml_embed_table": "embedding"}
-#: SQLSTATEs of what each row would get: a statement is cancelled once, so that rows tried after that would go on and on
+#: SQLSTATEs that end the call, not a row: each row would get 08006, and a cancel would not stop the rows after it
 _OF_ALL = ("57014", "08006")
 
 

@@ -237,10 +237,10 @@ class Finder:
             raise Failed(error)
 
     def _hold(self, request: Request, question: str, stores: list[Store]) -> list[Store]:
-        """Nobody drops, renames or alters the stores until the end of the transaction: as ml_rag._hold.
+        """Keep the stores from being dropped, renamed or altered until the end of the transaction, as ml_rag._hold.
 
-        Without those that the call does not name and that were given away since they were found: while a lock was
-        waited for, or a model wrote. From here on their locks keep their owners."""
+        Returns them without those that the call does not name and that were given away since they were found: while a
+        lock was waited for, or a model wrote. From here on their locks keep their owners."""
         left = []
         for store in stores:
             try:

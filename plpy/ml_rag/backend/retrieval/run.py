@@ -355,7 +355,7 @@ class Retrieval:
         arms = [json.loads(asked.record) | {"query_embedding": asked.vector} for asked in request.arms]
         fields = {"question": question, "rewritten": rewritten, "arms": rewritten_arms(arms, question, rewritten)}
         changed = f'{json.dumps(fields)[:-1]}, "options": {row["options"]}}}'
-        self._trace.enter("discover")  # told anew: the stage that follows begins by itself only where none was told
+        self._trace.enter("discover")  # reported again: the next stage begins by itself only if none was reported
         self._trace.step("rewrite")
         record = _run(self._plpy, "change", request.record, changed)[0]["record"]
         values = self._plpy, self._schema, record, "hits"

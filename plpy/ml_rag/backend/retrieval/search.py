@@ -595,7 +595,7 @@ class Search:
         # with 40, of the ten nearest segments of 100,000 it misses two, and of 5,000 none; each partition has an index
         is_small = self._kinds[store]["are_small"] if store in self._kinds else store.is_small
         usual = int(EF_SEARCH) if is_small else 200
-        # an index goes on beyond it, but it takes less time to look at as many rows as are wanted at once
+        # an index scan continues beyond it, but it takes less time to look at as many rows as are wanted at once
         wanted = [min(1000, search.limit) for search in source.searches if isinstance(search, Near)]
         return max([usual, *wanted])
 

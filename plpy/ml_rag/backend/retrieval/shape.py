@@ -111,7 +111,7 @@ class Near(NamedTuple):
 
     @classmethod
     def filtered(cls, n: int, *, is_narrow: bool) -> Near:
-        """Under a filter: an index goes on past what is left out, in a relaxed order."""
+        """Under a filter: an index scan continues past rows that are left out, in a relaxed order."""
         return cls("exact" if is_narrow else "index", n + n // 10 + 8)
 
     def further(self, n: int) -> Near:

@@ -35,7 +35,7 @@ _run = Statements(
             *("jsonb", "jsonb", "jsonb", "int4", "jsonb"),
         ),
         "ask": (
-            # what is in the hits is anybody's, and stays a text: however deep, and with all digits of its numbers
+            # any role may have written the hits: they stay a text, however deep, with all digits of their numbers
             "SELECT a.failure::text AS failure, a.shards,"
             " (SELECT bool_or(x.answer ? 'version') FROM unnest(a.answers) AS x (answer)) AS is_other,"
             # of all shards as many as the arm brings, and those that are as good as the last of them

@@ -173,7 +173,7 @@ def _statements(schema: str) -> Statements:
                 f"{_VERSIONS} (SELECT DISTINCT d.objid FROM pg_depend AS d"
                 f" WHERE d.refclassid = 'pg_type'::regclass AND d.refobjsubid = 0 AND d.refobjid IN {types}"
                 " AND d.classid = 'pg_class'::regclass AND d.objsubid > 0 OFFSET 0) AS d"
-                # by table, once its owner is known: anybody can make a table of 1600 vectors
+                # by table, once its owner is known: any role can make a table of 1600 vectors
                 " CROSS JOIN LATERAL ("
                 "SELECT c.ctid, c.xmin, c.xmax, c.* FROM pg_class AS c"
                 " WHERE c.oid = d.objid AND c.relowner <> ALL ($1)"
@@ -186,7 +186,7 @@ def _statements(schema: str) -> Statements:
                 "SELECT c.oid::int8 AS relation, n.nspname::text AS schema, c.relname::text AS name,"
                 " quote_ident(n.nspname) AS quoted_schema, quote_ident(c.relname) AS quoted_name,"
                 f" {_NAME} AS written,"
-                # SELECT of some columns is no privilege on ctid
+                # SELECT on some columns gives no privilege on ctid
                 " c.relkind IN ('r', 'm') AND NOT c.relhassubclass AND NOT ml_rag._is_distributed(c.oid)"
                 " AND has_table_privilege(c.oid, 'SELECT') AS is_table,"
                 " c.reltuples BETWEEN 0 AND 20000 AS is_small, row_security_active(c.oid) AS is_secured,"
@@ -525,7 +525,7 @@ def _embedding(candidates: list[Any], given: str | None) -> Any:
 
 
 class _Trust:
-    """Whether stores that the call does not name may be searched: whoever owns them, or their schema, is trusted."""
+    """Whether stores that the call does not name may be searched: owners of store and schema are trusted."""
 
     def __init__(self, run: Statements, plpy: Any) -> None:
         self._run, self._plpy = run, plpy

@@ -128,7 +128,7 @@ def _leave_out(made: Vectors, model: str | None, stores: list[Store]) -> bool:
 def make(
     plpy: Any, request: Request, question: str, stores: list[Store], vector: str | None, stage: Callable[[str], None]
 ) -> Vectors:
-    """The vectors of a call; ``vector``: of the question, where it is given. ``stage`` is told each model."""
+    """The vectors of a call; ``vector``: of the question, if given. ``stage`` is called with each model."""
     made = Vectors(vector)
     made.embeddings = embeddings(plpy, request.arms, stores)
     main = request.wanted.model or stores[0].embed_model_id
