@@ -18,7 +18,7 @@ from pathlib import Path
 
 _LENGTH_BYTES = 8
 _RECEIVE_BYTES = 1 << 20
-#: milliseconds between two looks at whether to go on waiting
+#: milliseconds between two looks at whether to keep waiting
 POLL_MS = 20
 _END_POLL_SECONDS = 0.002
 

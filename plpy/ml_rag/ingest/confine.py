@@ -61,8 +61,8 @@ def confine() -> dict[str, str]:
     ``system call filter``; the rest is never refused.
     """
     refused = {}
-    with contextlib.suppress(OSError):  # where there is no /proc
-        # where memory runs out, one document is the least to lose: not the model server, nor PostgreSQL
+    with contextlib.suppress(OSError):  # /proc may be missing
+        # if memory runs out, one document is the least to lose: not the model server, nor PostgreSQL
         Path("/proc/self/oom_score_adj").write_text("1000")
     try:
         _leave_network()
@@ -104,7 +104,7 @@ def _leave_network() -> None:
     uid, gid = os.geteuid(), os.getegid()
     if _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    # with the ids as they were, so that files and the OCR program find their user; without a map all is as nobody
+    # with the ids as they were, so that files and the OCR program find their user; without a map all are overflow ids
     with contextlib.suppress(OSError):
         _prctl(_PR_SET_DUMPABLE, 1)  # the maps can be written by a process that is dumpable only
         Path("/proc/self/setgroups").write_text("deny")

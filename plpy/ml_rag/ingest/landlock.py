@@ -1,7 +1,7 @@
 """A parser's view of the file system: its own code and libraries to read, its own folder to write, nothing else.
 
-Landlock (Linux 5.13 and newer), by ctypes; nobody needs a privilege for it. A process that is confined so, and whatever
-it starts, cannot open another file even where its user may: not the model server's configuration with its keys, not a
+Landlock (Linux 5.13 and newer), by ctypes; it needs no privilege. A process that is confined so, and those that it
+starts, cannot open another file even if their user may: not the model server's configuration with its keys, not a
 database's files. From Linux 6.7 on it cannot use TCP either, from 6.12 on it cannot signal other processes. What it
 leaves open (modes, owners, times, attributes, before 6.2 the length of files) is ``ml_rag.ingest.seccomp``'s.
 

@@ -42,8 +42,8 @@ def parse(
     helps with old encodings and OCR. ``ocr`` reads images, also those of pages that have no text. ``pictures`` collects
     them for a model, or has what it said of them.
 
-    Raises DocumentError where there is no document to be had, InvalidRequest for an unknown name in ``formats``,
-    EngineFailed where the library of a format is missing.
+    Raises DocumentError if the content gives no document, InvalidRequest for an unknown name in ``formats``,
+    EngineFailed if the library of a format is missing.
     """
     accepted = accepted_formats(formats)
     try:

@@ -357,7 +357,7 @@ class Sandbox:
             raise Useless("sent an unexpected reply", "no document") from None
 
     def _lost(self, status: int, late: bool, cancelled: bool) -> MlRagError:
-        """Why there is no answer, by how the child ended; ``late``: by our own doing."""
+        """Why the answer is missing, by how the child ended; ``late``: by our own doing."""
         if cancelled:
             return DocumentError("reading the document was cancelled")
         limits = self.limits

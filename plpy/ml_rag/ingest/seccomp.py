@@ -7,8 +7,8 @@ do not exist for a parser: the C library then takes an older one. x86_64 and aar
 
 Why not libseccomp: it knows numbers one by one, so "newer than this list" takes a rule for each of 463 calls: 624
 instructions instead of 72, and 0.14 s more for each parser that starts (2 busy cores). Calls newer than the library
-need their numbers here all the same (2.5.4, of Debian 12: mseal and later). pip cannot bring it; without it there would
-be no filter. Its wrapper on PyPI (pyseccomp 0.1.2) is of 2021. The attacks of the tests fail with it as well.
+need their numbers here all the same (2.5.4, of Debian 12: mseal and later). pip cannot bring it; without it parsers
+would have no filter. Its wrapper on PyPI (pyseccomp 0.1.2) is of 2021. The attacks of the tests fail with it as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SECCOMP_MODE_FILTER = 2
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _COLUMN = {machine: column for column, machine in enumerate(ARCHITECTURES)}
 
-#: calls that fail with EPERM: numbers on x86_64 and aarch64, None where there is no such call
+#: calls that fail with EPERM: numbers on x86_64 and aarch64, None if the machine has no such call
 REFUSED: dict[str, tuple[int | None, int | None]] = {
     # A socket in the file system, as PostgreSQL's, is in no network namespace; io_uring opens sockets too.
     "socket": (41, 198), "connect": (42, 203),

@@ -50,7 +50,7 @@ DEFAULT_SEGMENT_TOKENS = 256
 _PIECES_AT_ONCE = 500
 #: the context of a segment takes at most this part of its tokens
 _CONTEXT_SHARE = 4
-#: a page of so few words is no segment of its own
+#: a page of at most so many words and characters is not a segment of its own
 _SHORT_WORDS, _SHORT_CHARACTERS = 6, 60
 #: how full a segment must be for a table to begin in the next one
 _BEFORE_TABLE = 0.3
@@ -121,11 +121,11 @@ def split(document: Document, how: Chunking, counter: Counter, most: int = MAX_S
     """The document's segments, in its order; every character of it but white space is in one of them.
 
     A segment's metadata are its block's, ``headings``, the path of headings it stands under, and ``table`` where one is
-    in it: its number in the document, and its caption. A segment that goes on with a table begins with that table's
-    header, and a row is cut only where it does not fit by itself. With ``overlap_tokens`` a segment begins with the
-    last words of the one before it, where both are of one section of one block; a table's header takes their place.
-    One of a picture's description begins with the name of the model that wrote it. A segment and its context have at
-    most ``segment_tokens`` together. Raises ``DocumentError`` where there are more than ``most``.
+    in it: its number in the document, and its caption. A segment that continues a table begins with that table's
+    header, and a row is cut only if it does not fit by itself. With ``overlap_tokens`` a segment begins with the last
+    words of the one before it, where both are of one section of one block; a table's header takes their place. One of a
+    picture's description begins with the name of the model that wrote it. A segment and its context have at most
+    ``segment_tokens`` together. Raises ``DocumentError`` where there are more than ``most``.
     """
     if how.split_by == NONE:
         pages = (Block(_origin(page) + clean(page.text), page.metadata) for page in _joined(document.blocks, NONE))
@@ -165,7 +165,7 @@ def _at_most(most: int, found: list[_T]) -> list[_T]:
 
 
 class _Labels:
-    """What segments tell of the tables of a document; one that goes on in the next block keeps its number."""
+    """What segments report of the tables of a document; one that continues in the next block keeps its number."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -267,7 +267,7 @@ class _Piece:
     first: int
     end: int
     headings: tuple[str, ...]
-    #: without the header of the table that it goes on with
+    #: without the header of the table that it continues
     bare: bool = False
 
     def text(self) -> str:

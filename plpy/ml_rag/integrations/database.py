@@ -161,7 +161,7 @@ def citation_id(row: Mapping[str, Any]) -> str:
 
 
 def keys_of(metadata: Any) -> dict[str, Any]:
-    """Metadata of a row; none of what is no JSON object."""
+    """Metadata of a row; empty if it is not a JSON object."""
     return metadata if isinstance(metadata, dict) else {}
 
 

@@ -1,8 +1,8 @@
 """A local page that shows why an answer is what it is. Needs ``pip install ".[explore]"``.
 
 Pages without scripts: what the role of the DSN reads in read-only transactions, as HTML that Jinja escapes. Only marks
-are written, into a table that the command names, and documents that are uploaded, by ml_rag.load_document. Whoever has
-the token of the process may ask.
+are written, into a table that the command names, and documents that are uploaded, by ml_rag.load_document. Any user who
+has the token of the process may ask.
 """
 
 from __future__ import annotations

@@ -42,9 +42,9 @@ class Candidates:
     rows: list[dict[str, Any]] = field(default_factory=list)
     #: the threshold, on the scale of the values; candidates beyond it are dropped
     threshold: float | None = None
-    #: how many the call itself went on with, which can be fewer
+    #: how many the call itself kept, which can be fewer
     taken: int | None = None
-    #: why there is no list
+    #: why the list is missing
     error: str | None = None
 
     @property
@@ -127,7 +127,7 @@ class Journey:
 
 
 def key(row: Mapping[str, Any]) -> Key:
-    """What a segment is told apart by."""
+    """What identifies a segment."""
     return row.get("vector_store"), row.get("document_name"), row.get("document_id"), row.get("segment_number")
 
 

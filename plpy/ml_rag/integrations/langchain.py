@@ -406,7 +406,7 @@ class MlRagChatMessageHistory(BaseChatMessageHistory):
                     citations = message.additional_kwargs.get("citations", [])
                     turn |= {"text": str(message.text), "citations": Jsonb(citations)}
                     if connection.execute(_ANSWER, turn).rowcount == 0:
-                        raise MlRagError("there is no question that the message could be the answer to")
+                        raise MlRagError("the message answers no question")
                 else:
                     raise MlRagError(
                         "conversations keep questions and answers", detail=f"Got a message of type {message.type}."

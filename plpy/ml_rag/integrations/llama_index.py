@@ -296,9 +296,9 @@ class MlRagRetriever(BaseRetriever):
 
 
 def _found(row: Mapping[str, Any], named: Sequence[str]) -> BaseNode:
-    """A row as a node. Only of a store that was named it is the node that LlamaIndex wrote: of another one anybody's.
+    """A row as a node: of a named store the one that LlamaIndex wrote; in others any role may have written it.
 
-    A node can be an image, a link to another one, or what a retriever goes on with.
+    A node can be an image, a link to another one, or an object that a retriever continues with.
     """
     metadata = keys_of(row["metadata"])
     if row["vector_store"] not in named:

@@ -209,7 +209,7 @@ def server(dsn: str, connections: int = 4, model_server: str | None = None) -> M
         document_name: Annotated[str, Field(description="as the results of search name it; folders may be left out")],
         first: Annotated[int, Field(ge=1, description="the first segment to read")] = 1,
     ) -> dict[str, Any]:
-        """Read a document, segment by segment; "next" says where to go on where it is longer than one call returns.
+        """Read a document, segment by segment; "next" says where to continue if it is longer than one call returns.
 
         A segment with "cut" is longer than that itself, and its end is left out.
         """
@@ -220,7 +220,7 @@ def server(dsn: str, connections: int = 4, model_server: str | None = None) -> M
             raise ToolError(worded(error)) from None
         if not found:
             raise ToolError(
-                f"there is no vector store {store!r} that this role may read (SQLSTATE 42P01)\nlist_stores lists them."
+                f"{store!r} is not a vector store that this role may read (SQLSTATE 42P01)\nlist_stores lists them."
             )
         if found["document_name"] is None:
             raise ToolError("the store has no column with names of documents")

@@ -96,9 +96,9 @@ class Store:
     """One table. ``options``: of ``ml_rag``; those that leave rows out count in each method."""
 
     def __init__(self, database: Database, name: str, dimensions: int | None = None) -> None:
-        """Make the table unless it is there; ``dimensions``: of the caller's vectors, null = the database embeds.
+        """Create the table unless it exists; ``dimensions``: of the caller's vectors, None if the database embeds.
 
-        Raises MlRagError where the name has no schema, psycopg.Error where the table cannot be made.
+        Raises MlRagError if the name has no schema, psycopg.Error if the table cannot be created.
         """
         self._database = database
         split = sql.SQL("SELECT pg_catalog.parse_ident(%(name)s) AS parts")

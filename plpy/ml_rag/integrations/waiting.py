@@ -19,7 +19,7 @@ Got = TypeVar("Got")
 
 
 class Stream(StreamingResponse):
-    """A reply that is sent while ``work`` goes on, which ends with it, also if the client goes before it has begun."""
+    """A reply that is sent while ``work`` runs, which ends with it, also if the client goes before it has begun."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ async def end(*work: asyncio.Task[Any]) -> None:
     """Cancel its statements where they still run.
 
     Once: anyio, by which starlette ends a stream and MCP a call, cancels again and again, and psycopg, which is to ask
-    the server to cancel, then gives that up; the statement would go on without its connection.
+    the server to cancel, then gives that up; the statement would continue without its connection.
     """
     running = [one for one in work if not one.done()]
     for one in running:

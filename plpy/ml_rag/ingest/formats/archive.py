@@ -25,7 +25,7 @@ _ODF = {
     "application/vnd.oasis.opendocument.spreadsheet-template": "ods",
 }
 _OOXML = (("word/document", "docx"), ("ppt/presentation", "pptx"), ("xl/workbook", "xlsx"))
-#: errors of libxml2 after which it goes on with all the text that follows
+#: errors of libxml2 after which it continues with all the text that follows
 _HARMLESS = frozenset(
     f"ERR_{name}"
     for name in (

@@ -13,7 +13,7 @@ from ml_rag import abc
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats.pictures import Pictures
 
-#: a wider table is no grid that a person reads: its cells stand in a line, and empty ones are left out
+#: people do not read a wider table as a grid: its cells stand in a line, and empty ones are left out
 MAX_COLUMNS = 512
 
 #: characters of a value of metadata, which each segment of its block has
@@ -28,7 +28,7 @@ _TRAILING = re.compile(r"(?<![ \t])[ \t]+$", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n{3,}")
 #: as long as no run of marks of a language is
 _MARKS = re.compile(r"[^\w\s\x00-\x7f]{100,}")
-#: what programs write where nobody gave a title or an author
+#: what programs write if no title or author was given
 _NOBODY = frozenset({"(anonymous)", "anonymous", "unknown", "untitled", "none", "user", "python-docx", "openpyxl"})
 _SPACE = re.compile(r"\s+")
 #: what the caption of a table begins with

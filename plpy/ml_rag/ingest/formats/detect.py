@@ -31,7 +31,7 @@ _UNREADABLE = (
     (b"OggS", "Ogg media", _MEDIA), (b"ID3", "MP3 audio", _MEDIA), (b"RIFF", "RIFF media", _MEDIA),
 )  # fmt: skip
 
-#: a header of a mail, with the lines in which it goes on
+#: a header of a mail, with its continuation lines
 _HEADER = re.compile(r"([\x21-\x39\x3b-\x7e]+):(.*\n(?:[ \t]+\S.*\n)*)")
 #: headers that a mail shows, and those that people do not write
 _SHOWN = frozenset({"from", "to", "cc", "date", "subject"})

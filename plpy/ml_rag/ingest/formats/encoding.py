@@ -91,7 +91,7 @@ def decode(content: bytes, language: str | None = None, charset: str | None = No
 
 
 def _decode_as(content: bytes, encoding: str, errors: str = "strict") -> str | None:
-    """The text in an encoding that a document names; None if it is not in it, or if there is no such encoding."""
+    """The text in an encoding that a document names; None if it is not in it, or the encoding does not exist."""
     try:
         name = codecs.lookup(encoding).name
         # Python has others by such names: punycode takes minutes for a megabyte, and idna is for names of hosts

@@ -11,7 +11,7 @@ from ml_rag.errors import DocumentError
 #: seconds for one page
 _TIMEOUT = 120
 
-#: what is no speck, frame or ornament that OCR took for a letter
+#: text that is not a speck, frame or ornament which OCR took for a letter
 _WORDLIKE = re.compile(r"\w\w|[^\x00-\u2e7f]")
 
 _LANGUAGES = {

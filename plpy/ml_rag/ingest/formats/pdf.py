@@ -60,7 +60,7 @@ _HYPHENATED = re.compile(rf"[^\W\d_]{{2}}[-{_MARK}]$")
 # From the beginning of a word only: from each of its letters, 30 kB of them took 20 seconds.
 _BROKEN_WORD = re.compile(rf"(?:(?<![\w-])([\w-]+))?{_MARK}([\w-]*)")
 _WORD = re.compile(r"\w+(?:-\w+)*")
-#: of a line as pdfium gives it, where a word that goes on in the next line is two
+#: of a line as pdfium gives it, in which a word that continues in the next line is two
 _SHOWN = re.compile("[^\\s\x02\ufffe]+[\x02\ufffe]?")
 _BULLET = re.compile(r"^(?:[•●▪■◦‣–\-*·○➢]|o|\(?\d{1,3}[.)]|\(?[a-z][.)])\s+\S")
 _GLYPH_BULLET = re.compile(r"^[•●▪■◦‣·○➢\uf0b7\uf0a7]\s*")
@@ -87,7 +87,7 @@ class _Line:
     end: float = 0.0
     end_y: float = 0.0
     size: float | None = None
-    #: whether a space follows: in Korean it tells the end of a word from a word that goes on in the next line
+    #: whether a space follows: in Korean it tells the end of a word from a word that continues in the next line
     space: bool = False
     #: the text of a picture, or a table: a paragraph of its own, its line ends kept
     picture: bool = False
@@ -295,7 +295,7 @@ def _words(
         if not get(handle, at, pointer):
             continue
         left, right = rectangle.left, rectangle.right
-        if line.end_y != line.y:  # one that a hyphen holds together goes on in the next line
+        if line.end_y != line.y:  # one that a hyphen holds together continues in the next line
             bottom = bottom if words else rectangle.bottom
             y = line.y + rectangle.bottom - bottom
         if last != at and get(handle, last, pointer):
@@ -339,9 +339,9 @@ def _with_tables(page: Any, raw: Any, lines: list[_Line], places: list[WordPlace
 
 
 def _carry_headers(pages: list[list[_Line]]) -> None:
-    """The header of a table that goes on at the top of the next page put before its rows there, too.
+    """Put the header of a table that continues at the top of the next page before its rows there, too.
 
-    Few lines may stand between them: what runs at the foot and at the head of each page.
+    Few lines may stand between them: those at the foot and at the head of each page.
     """
     for before, after in pairwise(pages):
         last = min((line.table for line in before if line.table is not None), key=_bottom, default=None)
@@ -527,7 +527,7 @@ def _usual_gap(lines: list[_Line]) -> float:
 
 
 def _continues(before: _Line, line: _Line, gap: float, border: float, level: int) -> bool:
-    """Whether a line goes on with the paragraph of the line before it."""
+    """Whether a line continues the paragraph of the line before it."""
     step = before.end_y - line.y
     if before.picture or line.picture:
         return False
@@ -543,7 +543,7 @@ def _continues(before: _Line, line: _Line, gap: float, border: float, level: int
         return False
     if level:
         return True
-    # A line that ends well before its column does ends its paragraph, unless the sentence plainly goes on.
+    # A line that ends well before its column does ends its paragraph, unless the sentence plainly continues.
     short = border - before.end > 0.25 * max(border - before.left, 1.0)
     if short and not line.text[:1].islower():
         return False

@@ -38,7 +38,7 @@ class _Cell:
     leading: float = 0.0
 
     def takes(self, word: Word, gutter: float) -> bool:
-        """Whether a word goes on with it; then it is part of it."""
+        """Whether a word continues it; then the word becomes part of it."""
         size, step = word.size, self.y - word.y
         if size != self.words[0].size or word.right <= self.left:
             return False

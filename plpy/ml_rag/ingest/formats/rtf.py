@@ -12,7 +12,7 @@ _LINK = re.compile(
     r"(\{\\field\{\s*\\\*\\fldinst\{[^\"\n]{0,200}?HYPERLINK\s(\"[^\"\n]*\")\}{2}\s*\{[^\s}]{0,200}\s{1,10}([^{}\n]{0,2000})\}{2,3})",
     re.IGNORECASE,
 )
-#: number, character set and name of a font; striprtf's own pattern goes on to the end of the table from each font
+#: number, character set and name of a font; striprtf's own pattern runs to the end of the table from each font
 _FONT = re.compile(r"\\f(\d{1,6})[^;]{0,300}?\\fcharset(\d{1,6})([^;]{1,300});")
 #: a character by its number, a signed one of 16 bits
 _CHARACTER = re.compile(r"\\u(-?\d{1,10})\d*")

@@ -23,7 +23,7 @@ _HEADING = re.compile(r"^#[ \t]+(\S.*)$", re.MULTILINE)
 _FRONT_MATTER = re.compile(
     r"""\A---\n((?:#[^\n]*\n)*["']?[\w.-]+["']?[ \t]*:.*?)\n(?:---|\.\.\.)(?:\n|\Z)""", re.DOTALL
 )
-#: where it is no YAML, such as "title: Guide: how to"; no line ends with a blank
+#: if it is not YAML, such as "title: Guide: how to"; no line ends with a blank
 _FRONT_KEY = re.compile(r"""["']?([\w.-]+)["']?[ \t]*:[ \t]*["']?(.*?)["']?$""")
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _RST_UNDERLINE = re.compile(r"""^([=\-`:'"~^_*+#<>])\1{2,}$""")
@@ -174,7 +174,7 @@ def parse_subtitles(_name: str, content: bytes, request: Request) -> abc.Documen
         timed = next((i for i, line in enumerate(lines) if _CUE_TIME.match(line.strip())), None)
         if timed is None and is_vtt and _NO_CUE.match(chunk):
             continue
-        # without a time it goes on with the cue before; before it a WebVTT cue has its name, an SRT one its number
+        # without a time it continues the cue before; before it a WebVTT cue has its name, an SRT one its number
         named = [] if timed is None or is_vtt else [line for line in lines[:timed] if not line.strip().isdigit()]
         first = 0 if timed is None else timed + 1
         said = _CUE_VOICE.sub(r"\1: ", " ".join(line.strip() for line in named + lines[first:]))

@@ -83,7 +83,7 @@ class Answer:
         text = renumbered(text, markers)
         return cls(
             text=text if asked.is_json else text + listed(found, config.citations),
-            # an abstention, which is no JSON
+            # an abstention, which is not JSON
             is_refusal=asked.is_json and finish == "stop" and not _is_json(text),
             annotations=url_citations(text, found, claims, has_markers=not asked.is_json),
             finish_reason=finish,

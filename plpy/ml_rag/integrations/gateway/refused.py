@@ -15,7 +15,7 @@ from ml_rag.errors import MlRagError, retry_after
 from ml_rag.integrations.database import worded
 
 _LOG = logging.getLogger("ml_rag.gateway")
-#: SQLSTATE -> status and what the client is told
+#: SQLSTATE -> status and message for the client
 _SAID = {
     "22021": (400, "the request has characters that text cannot hold"),
     "22023": (400, "the request has what cannot be served, such as too long a text or a schema beyond the limits"),

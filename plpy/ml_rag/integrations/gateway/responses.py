@@ -55,7 +55,7 @@ def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise Refused(400, '"input" must be text or a list of messages', param="input")
-    # calls of tools and what models thought are no messages
+    # calls of tools and the thoughts of models are not messages
     messages = [item for item in items if item.get("type", "message") == "message"]
     if body.get("instructions") is not None:
         messages = [{"role": "system", "content": body["instructions"]}, *messages]
