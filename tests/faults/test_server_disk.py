@@ -81,7 +81,7 @@ def test_a_log_that_cannot_be_written(site: Site) -> None:
     pid = site.server.pid
     session = site.connect()
     assert counts(site.load(session)) == {"loaded": 40}
-    with error("22023", "there is no model"):
+    with error("22023", "model 'none' does not exist"):
         session.execute("SELECT ml_embed_row('a', '{\"embed_model_id\": \"none\"}')")
     assert site.server.pid == pid
     site.verify()

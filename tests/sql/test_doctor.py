@@ -264,7 +264,7 @@ def test_a_default_model_that_the_server_does_not_know(owner: Connection, db: Da
 def test_a_message_and_its_detail_are_told_apart(owner: Connection, db: Database) -> None:
     owner.execute("SELECT ml_rag.configure('generate_model_id', 'no-such-model')")
     _, found = findings(db)
-    told = "there is no model 'no-such-model'; models that are there for the task generate: "
+    told = "model 'no-such-model' does not exist; models that are there for the task generate: "
     assert str(found["generation"]["found"]).startswith(told)
     error = MlRagError("it failed", detail="It is full.")
 

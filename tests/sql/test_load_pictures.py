@@ -162,7 +162,7 @@ def test_what_the_endpoint_refuses_is_not_tried_again(loader: Connection, remote
     [
         ("blind", "model blind takes no images", "Models that take images: vision."),
         ("fake-embed", "model fake-embed takes no images", "Models that take images: vision."),
-        ("visoin", "there is no model 'visoin'", "Did you mean 'vision'?"),
+        ("visoin", "model 'visoin' does not exist", "Did you mean 'vision'?"),
     ],
 )
 def test_a_model_that_takes_no_images_is_refused(

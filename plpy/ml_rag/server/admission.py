@@ -1,6 +1,6 @@
 """Who may wait for a model: what would only wait is refused early, with a time to come back.
 
-A queue has places and seconds. One role may take half of both, whoever else asks; bulk work a quarter, so that a
+A queue has places and seconds. One role may take half of both, whichever others ask; bulk work a quarter, so that a
 question finds room however many rows are filled and documents loaded at the same time.
 """
 
@@ -32,7 +32,7 @@ class Caller:
 
     @classmethod
     def of(cls, told: Datagram | None) -> Caller | None:
-        """None for clients that are no sessions, or do not say whose they are: they have no share of their own."""
+        """None for clients that are not sessions, or do not say whose they are: they have no share of their own."""
         if told is None or told.in_flight is None:
             return None
         return cls((told.cluster, told.in_flight.role), told.in_flight.routine in BULK)

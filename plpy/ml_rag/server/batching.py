@@ -113,7 +113,7 @@ class Worker:
                     close = getattr(iterator, "close", None)
                     if close is not None:
                         close()
-                # an engine that saw `cancelled` ends early and quietly: that is no complete answer
+                # an engine that saw `cancelled` ends early and quietly: that is not a complete answer
                 tell("end", ClientGone() if stop.is_set() or cancelled() else None)
             except BaseException as error:  # noqa: BLE001 - it is raised again on the other side
                 tell("end", _no_panic(error))
@@ -144,7 +144,7 @@ class Worker:
                 future.cancel()
 
     def shutdown(self) -> None:
-        """Take no more. What was submitted goes on to its end in the thread, the closing of its engine too."""
+        """Take no more. Submitted work continues to its end in the thread, as does the closing of its engine."""
         self._executor.shutdown(wait=False)
 
 
@@ -230,7 +230,7 @@ class EmbedBatcher:
         self._most_chunk_characters = self._chunk_characters = chunk_characters
 
     def close(self) -> None:
-        """End the thread that is not the model's own. What runs goes on to its end."""
+        """End the thread that is not the model's own. Running work continues to its end."""
         if self._bulk_lane is not None:
             self._bulk_lane.worker.shutdown()
 
@@ -369,7 +369,7 @@ class EmbedBatcher:
         return vectors, counts if counts is not None else [len(text.split()) for text in texts]
 
     def _deliver(self, lane: _Lane, parts: list[_Part], done: Future[list[_Result]]) -> None:
-        """In the event loop: hand out the results, put an unfinished bulk request back, and go on."""
+        """In the event loop: hand out the results, put an unfinished bulk request back, and continue."""
         lane.is_busy = False
         results: list[_Result]
         if done.cancelled():

@@ -112,7 +112,7 @@ class Boundary:
             try:
                 await send(message)
             except RuntimeError as error:
-                # uvloop's word for a connection that the protocol has closed already, over bytes that are no HTTP
+                # uvloop's word for a connection that the protocol has closed already, over bytes that are not HTTP
                 if "handler is closed" not in str(error):
                     raise
                 raise ClientGone from None

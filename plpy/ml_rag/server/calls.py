@@ -1,7 +1,7 @@
-"""The calls of PostgreSQL's sessions, as these tell of them by datagrams: what goes on, and what was done.
+"""The calls of PostgreSQL's sessions, as these report them by datagrams: those in progress, and counts of all.
 
 ``docs/protocol.md`` has the form of a datagram, ``docs/monitoring.md`` what is made of them. All of it is in memory and
-begins with the server. Whoever may send decides what is told, so everything is checked and bounded here.
+begins with the server. The senders decide what is reported, so everything is checked and bounded here.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Calls:
         self._ended = cache(metrics.calls.labels)
         self._started = time.time()
         self._pairs = 0
-        #: by cluster and oid, by cluster and process; what was told of last stands last
+        #: by cluster and oid, by cluster and process; the one reported last stands last
         self._databases: OrderedDict[tuple[str, int], Database] = OrderedDict()
         self._in_flight: OrderedDict[tuple[str, int], Datagram] = OrderedDict()
 

@@ -250,7 +250,7 @@ class ServerConfig(_Strict):
     socket_group: str | None = None
     #: users besides the server's own and root who may connect: names or uids
     allowed_users: tuple[str | int, ...] = ("postgres",)
-    #: also listen on TCP: ``"127.0.0.1:8765"``; there is no peer check there
+    #: also listen on TCP: ``"127.0.0.1:8765"``, without a check of the peer
     listen: str | None = Field(default=None, pattern=r"^(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}$")
     models_dir: str | None = None
     #: models to load at start, so that their first request does not wait

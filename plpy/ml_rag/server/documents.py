@@ -274,7 +274,7 @@ class _Work:
             failure = error if isinstance(error, MlRagError) else unexpected(error)
             yield self._error_line(index, name, None, failure)
             return
-        if self.how.split_by == NONE:  # whoever splits it embeds it
+        if self.how.split_by == NONE:  # it is embedded where it is split
             yield from self._lines_of(_Document(index, name, parsed, np.empty((0, self.dimensions), "<f4"), 0))
             return
         count = len(parsed.segments)

@@ -35,7 +35,7 @@ def bind_beside(path: Path, mode: int, gid: int | None) -> socket.socket:
 
 
 def bind_at(path: Path, kind: socket.SocketKind, mode: int, gid: int | None) -> socket.socket:
-    """A unix socket whose file has this mode and group; nobody can connect before it listens. Raises OSError."""
+    """A unix socket whose file has this mode and group; no client can connect before it listens. Raises OSError."""
     made = socket.socket(socket.AF_UNIX, kind)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, int(kind == socket.SOCK_DGRAM))
@@ -88,7 +88,7 @@ class Inbox:
             self._read(inbox)
 
     def _read(self, inbox: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # there is no more
+        with contextlib.suppress(OSError):  # the socket is empty
             for _ in range(AT_ONCE):
                 data, ancillary, _, _ = inbox.recvmsg(MAX_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
                 if inbox.family == socket.AF_UNIX and _sender(ancillary) not in self._allowed:

@@ -74,7 +74,7 @@ def check_repetitions(schema: dict[str, Any]) -> None:
                 continue
             count = node[key]
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-                raise _refused(f"{key} is no whole number from 0 to {MAX_REPETITIONS}")
+                raise _refused(f"{key} is not a whole number from 0 to {MAX_REPETITIONS}")
             if count > MAX_REPETITIONS:
                 raise _refused(f"{key} is {_short(count)}, and may be {MAX_REPETITIONS}")
             together += count

@@ -140,7 +140,7 @@ def _trim() -> None:
 class Memory:
     """The guard. Its methods run in the event loop.
 
-    ``unload_idle`` frees the models that nobody uses; ``processes`` gives the ids of those that belong to the server.
+    ``unload_idle`` frees the models that are not in use; ``processes`` gives the ids of the server's processes.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Memory:
         return self._reading[1]
 
     def tightest(self) -> Usage | None:
-        """The limit with the least room; None where there is no limit."""
+        """The limit with the least room; None if no limit is set."""
         return min(self.usage(), key=lambda usage: usage.limit - usage.used, default=None)
 
     def _lacking(self, more: int, share: float, *, fresh: bool = False) -> Usage | None:

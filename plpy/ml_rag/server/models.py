@@ -144,10 +144,10 @@ class Model:
         return states
 
     async def load(self) -> Engine:
-        """The engine; whoever comes while it is being loaded waits for that one load."""
+        """The engine; callers that come while it is being loaded wait for that one load."""
         if self.engine is not None:
             return self.engine
-        # a load that is done was abandoned by whoever waited for it: its engine may be closed by now, its error be old
+        # a load that is done was abandoned by all that waited for it: its engine may be closed by now, its error be old
         if self._loading is None or self._loading.done():
             self._loading = asyncio.create_task(self._load())
         return await asyncio.shield(self._loading)
@@ -229,7 +229,7 @@ class Model:
 
     @property
     def is_unused(self) -> bool:
-        """Whether it is loaded, and nobody uses it or waits for it."""
+        """Whether it is loaded, and no request uses it or waits for it."""
         return self.engine is not None and self.leases == 0 and self.worker.admission.waiting == 0
 
     @property

@@ -16,7 +16,7 @@ import gguf
 import numpy as np
 
 _MAGIC = b"E5S1"
-# of a trie: beside the bytes that go on, what stands for the end of a key; the bit of a state that has one
+# of a trie: next to the bytes that continue a key, what stands for its end; the bit of a state that has one
 _VALUE, _ENDS = -1, 0x100
 _BLOCK_WEIGHTS, _BLOCK_BYTES = 32, 18  # of Q4_0: 32 weights in 4 bits each, and a scale in 16
 # names of e5.c's tensors and of llama.cpp's, those of a layer without its number

@@ -1,7 +1,7 @@
 """SHA-256 pins: a model file whose content is not the pinned one is never loaded.
 
 Hashing gigabytes at every start would be slow, so a checked file is remembered by size, modification time and inode in
-``.verified.json`` of the models folder. That guards against damaged or swapped downloads; whoever can write that
+``.verified.json`` of the models folder. That guards against damaged or swapped downloads; a process that can write that
 folder as the server's user could change the server itself.
 """
 

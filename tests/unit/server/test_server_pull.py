@@ -263,7 +263,7 @@ def test_the_options_of_models_stand_before_or_after_the_subcommand(tmp_path: Pa
         assert result.exit_code == 0, result.output
         assert {row["id"]: row["available"] for row in json.loads(result.output)}["mine"] is True
     refused = CliRunner().invoke(main, ["models", "pull", "nothing", *options])
-    assert "there is no model 'nothing'" in refused.output
+    assert "model 'nothing' does not exist" in refused.output
 
 
 def test_what_is_converted_is_pinned_before(

@@ -64,7 +64,7 @@ _SYSTEM_NUMBERED = " After each statement, write the number of its document in b
 _SYSTEM_PLAIN = "You are a helpful assistant."
 _PLAIN_ANSWERS: dict[AnswerLength, str] = {"short": " Answer shortly.", "medium": "", "long": " Answer in detail."}
 
-#: What a model writes that has answered and goes on with the prompt's own pattern: the answer ends before it.
+#: What a model writes that has answered and continues the prompt's own pattern: the answer ends before it.
 RUN_ON = ("\nQuestion:", "</document>", "\n<document")
 
 
@@ -144,7 +144,7 @@ def language_name(language: str) -> str:
     code = re.split(r"[-_]", stripped.lower(), maxsplit=1)[0]
     if code in LANGUAGES and re.fullmatch(r"[A-Za-z]{2}([-_][A-Za-z0-9]{2,8})*", stripped):
         return LANGUAGES[code]
-    # Two letters that are no known code would only confuse the model; a sentence would be an instruction.
+    # Two letters that are not a known code would only confuse the model; a sentence would be an instruction.
     if len(stripped) > 2 and _LANGUAGE_NAME.fullmatch(stripped):
         return stripped
     raise InvalidRequest(

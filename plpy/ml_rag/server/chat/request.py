@@ -189,7 +189,7 @@ class ChatRequest(_Model):
 def parse(body: bytes) -> ChatRequest:
     """The request in ``body``.
 
-    Raises ``InvalidRequest``: it is no JSON, has too many values, or a field is missing, of the wrong type or out of
+    Raises ``InvalidRequest``: it is not JSON, has too many values, or a field is missing, of the wrong type or out of
     range; the detail names it.
     """
     check_values(body)

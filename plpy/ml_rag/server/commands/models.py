@@ -217,7 +217,7 @@ def _entry(catalogue: Catalogue, model_id: str) -> ModelEntry:
     if entry is None:
         near = catalogue.nearest(model_id)
         raise UnknownModel(
-            f"there is no model {model_id!r}",
+            f"model {model_id!r} does not exist",
             hint=f"Did you mean {near!r}?" if near else "ml-rag models list prints those there are.",
         )
     return entry

@@ -3,7 +3,7 @@
 A sentence counts by what it shares with the question: half its similarity (of embeddings, where a model is there), half
 its words, weighted by their rarity among the sentences at hand; a little for the place of its document; and something
 for a number where the question asks for one. Where several are wanted, the sentence after one that was chosen has an
-advantage, as it goes on from it. A heading, a question and a line that ends with a colon answer nothing: the sentence
+advantage, as its continuation. A heading, a question and a line that ends with a colon answer nothing: the sentence
 that follows one gets what it has, and each row of a table what its header has. Without a question it is the central
 sentences that count: those most like all.
 
@@ -275,7 +275,7 @@ def _shares(weights: dict[str, float], words: Sequence[set[str]]) -> tuple[NDArr
 
 
 def _centrality(words: Sequence[set[str]]) -> NDArray[np.float64]:
-    """How much each sentence says of what the others say, 0-1; that it is long is no merit."""
+    """How much each sentence says of what the others say, 0-1; a long one has no advantage."""
     counts = Counter(word for found in words for word in found)
     scores = np.array(
         [sum(counts[word] - 1 for word in found) / math.sqrt(len(found) + 5) if found else 0.0 for found in words]

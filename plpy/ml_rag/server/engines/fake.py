@@ -12,7 +12,7 @@ A word is a run of letters, digits and underscores, in lower case.
 * rerank: the share of the query's distinct words that occur in the text; 0 for a query without words.
 
 ``fake_mode`` of the catalogue entry: ``slow`` waits ``fake_delay_seconds`` a text or a token (and asks ``cancelled``
-every 5 ms), ``nan`` and ``short`` return vectors that are no numbers or lack a dimension, ``error`` fails.
+every 5 ms), ``nan`` and ``short`` return vectors that are not numbers or lack a dimension, ``error`` fails.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class LlamaCppEngine:
     def _tokens(self, sampler: Sampler, sampling: Sampling) -> Iterator[int]:
         """Tokens one after the other, without end.
 
-        With prompt lookup, a guess at the next ones is evaluated together with the last one; sampling then goes on
+        With prompt lookup, a guess at the next ones is evaluated together with the last one; sampling then continues
         for as long as it agrees with the guess, so that the result is what it would have been without.
         """
         native = self._native

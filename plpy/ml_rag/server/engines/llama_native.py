@@ -115,7 +115,7 @@ class NativeModel:
         settings.n_ctx = self.context_tokens
         settings.n_batch = settings.n_ubatch = self.batch_tokens
         settings.n_threads = settings.n_threads_batch = cores
-        # On a CPU flash attention is no faster, and its result depends on how a prompt is cut into batches: the same
+        # On a CPU flash attention is not faster, and its result depends on how a prompt is cut into batches: the same
         # question would get another answer when its prefix comes from the cache.
         settings.flash_attn_type = (
             llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO if gpu_layers else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED

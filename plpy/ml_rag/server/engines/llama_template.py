@@ -38,7 +38,7 @@ FORMATS = {
 class ChatTemplate:
     """Messages to tokens, generation prompt included.
 
-    Raises ``ModelUnavailable``: there is no format of that name, or the model's template cannot be compiled.
+    Raises ``ModelUnavailable``: no format has that name, or the model's template cannot be compiled.
     """
 
     def __init__(self, model: NativeModel, chat_format: str | None = None) -> None:

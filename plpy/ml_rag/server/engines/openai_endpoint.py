@@ -144,8 +144,9 @@ class Endpoint:
     async def open(self, path: str, body: dict[str, Any]) -> httpx.Response:
         """The reply to a POST, its body yet to be read.
 
-        Texts to embed or rank are sent again after what may pass. A prompt is sent again only where nobody took it or
-        who took it says that nothing was done: an answer costs, and what the endpoint died of would kill it again.
+        Texts to embed or rank are sent again after a failure that may pass. A prompt is sent again only if the endpoint
+        did not take it or says that nothing was done: an answer costs, and a prompt that the endpoint died of would
+        kill it again.
 
         Raises ``EngineFailed``: the endpoint refused, or cannot be reached; the detail has its own words.
         """
@@ -250,9 +251,9 @@ class Endpoint:
                 try:
                     event = json.loads(data)
                 except (ValueError, RecursionError):
-                    raise nonsense("an event that is no JSON") from None
+                    raise nonsense("an event that is not JSON") from None
                 if not isinstance(event, dict):
-                    raise nonsense("an event that is no object")
+                    raise nonsense("an event that is not an object")
                 if event.get("error"):
                     raise self.refusal(None, data.encode())
                 yield event

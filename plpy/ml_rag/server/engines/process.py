@@ -56,7 +56,7 @@ _UNKNOWN = object()
 
 
 class _GivenUp(Exception):
-    """Nobody waits for the answer any more."""
+    """The caller does not wait for the answer any more."""
 
 
 class _Process(Child):
@@ -83,7 +83,7 @@ class _Process(Child):
         return message
 
     def _check_alive(self, waits: int) -> None:
-        # by waits, not by the clock: it goes on where the whole machine, or container, is made to stand still
+        # by waits, not by the clock, which continues while the whole machine, or container, is made to stand still
         if waits * POLL_MS % (1000 * STALL_SECONDS) == 0:
             before, self._used = self._used if waits else math.nan, processor_seconds(self.process.pid)
             if self._used == before:
@@ -130,7 +130,7 @@ class EngineProcess:
 
     @property
     def pid(self) -> int | None:
-        """None while there is no process: it has ended and was not needed since."""
+        """None without a process: it has ended and was not needed since."""
         process = self._process
         return None if process is None or process.process.poll() is not None else process.process.pid
 
@@ -263,7 +263,7 @@ class EngineProcess:
         process = self._process = _Process()
         process.ends_with_owner = weakref.finalize(self, process.end)
         try:
-            # whoever waits for this may go: the next one wants it, too
+            # the caller that waits for this may go: the next one wants it, too
             process.ask(self._start_message, _nothing)
             ready = process.answer(_nothing)
             if "unforeseen" in ready:

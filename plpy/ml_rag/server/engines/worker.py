@@ -67,7 +67,7 @@ class _Requests:
 def _failure(error: BaseException) -> dict[str, Any]:
     if isinstance(error, MlRagError):
         return error.to_json()
-    # the class only: the message of an error that nobody foresaw may hold texts of the request
+    # the class only: the message of an unforeseen error may hold texts of the request
     return (shortage(error) or EngineFailed("the model failed", detail=type(error).__name__)).to_json()
 
 
@@ -119,8 +119,8 @@ def _load(start: dict[str, Any]) -> Engine:
 def main(descriptor: int) -> None:
     """Load the model and answer requests until the server closes the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
-    with contextlib.suppress(OSError):  # where there is no /proc
-        # where memory runs out: after the documents' parsers, before the server and PostgreSQL
+    with contextlib.suppress(OSError):  # /proc may be missing
+        # if memory runs out: after the documents' parsers, before the server and PostgreSQL
         Path("/proc/self/oom_score_adj").write_text("500")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     end_with_parent()
