@@ -595,7 +595,7 @@ def test_a_file_system_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, sc
 
 
 def test_a_scheme_that_nobody_knows() -> None:
-    with pytest.raises(InvalidRequest, match="no file system of this scheme"):
+    with pytest.raises(InvalidRequest, match="the file system of nonsense:// is unknown"):
         remote.Address("nonsense://bucket/docs/")
 
 
