@@ -45,11 +45,18 @@ LIST
 
 audit() { "$bin/python" mk/audit.py; }
 
+# Words that PostgreSQL's documentation would not use; those within names do not count.
+words() {
+  ! git grep -nPi '(?<!\w)((is|are|was|were|be) (no (?!longer)|told\b)|(nobody|anybody|whoever)\b|(goes|go|going|gone|went) on(?= |,|\.|;|:|$)|null = )' \
+    -- sql plpy mk bench docker systemd 'docs/*.md' README.md CONTRIBUTING.md ':!docs/samples_source' ':!mk/check.sh'
+}
+
 cd "$ROOT"
 bin=$VENV/bin
 check "$bin/ruff" check .
 check "$bin/ruff" format --check .
 check "$bin/mypy"
+check words
 check pgspot
 check audit
 if command -v shellcheck >/dev/null; then

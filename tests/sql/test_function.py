@@ -935,6 +935,6 @@ def test_every_example_of_the_page_runs(owner: Connection) -> None:
     assert len(found[4]) == 2
     assert results[-1] == [
         (1, "Doors close at eight"),
-        (2, "alarms go on at nine"),
+        (2, "alarms ring at nine"),
         (3, "cameras run all night"),
     ]

@@ -35,7 +35,7 @@ SHORTEST = 100
 MAX_CALLS = 4096
 MAX_DATABASES = 256
 MAX_PAIRS = 4096
-NOBODY = 0
+NO_ROLE = 0
 
 _TEN_YEARS = 10 * 366 * 86400
 Name = Annotated[str, Field(max_length=200)]
@@ -159,7 +159,7 @@ class Database:
 
 
 class Calls:
-    """What the sessions have told (``app.state.calls``)."""
+    """What the sessions have reported (``app.state.calls``)."""
 
     def __init__(self, metrics: Metrics) -> None:
         #: by routine and stage, by routine and SQLSTATE: looking them up takes as long as counting
@@ -174,21 +174,21 @@ class Calls:
     def receive(self, data: bytes) -> Datagram | None:
         """Take a datagram, or the header of a request, which has the same form; None for one of another form."""
         try:
-            told = _datagram.validate_json(data)
+            report = _datagram.validate_json(data)
         except ValidationError:
             return None
         if b"\\u0000" in data:  # no text of PostgreSQL's
             return None
-        former = self._in_flight.pop((told.cluster, told.pid), None)
-        if former is not None and former.session != told.session:
+        former = self._in_flight.pop((report.cluster, report.pid), None)
+        if former is not None and former.session != report.session:
             self._terminate(former)
-        for counted in told.counts:
-            self.count(told.cluster, told.database, counted)
-        if told.in_flight is not None and told.in_flight.routine in ROUTINES:
-            self._in_flight[told.cluster, told.pid] = told
+        for counted in report.counts:
+            self.count(report.cluster, report.database, counted)
+        if report.in_flight is not None and report.in_flight.routine in ROUTINES:
+            self._in_flight[report.cluster, report.pid] = report
             if len(self._in_flight) > MAX_CALLS:
                 self._in_flight.popitem(last=False)
-        return told
+        return report
 
     def count(self, cluster: str, database: int, counted: Counted) -> None:
         """Count a stage of a call that has ended, or the call."""
@@ -210,19 +210,19 @@ class Calls:
             if sqlstate != SUCCESS:
                 pair.sqlstates[sqlstate] += 1
 
-    def answered(self, told: Datagram) -> None:
-        """A request that told of its call has its reply: the stage that comes then has begun."""
-        key, call = (told.cluster, told.pid), told.in_flight
-        if self._in_flight.get(key) is told and call is not None and call.following:
+    def answered(self, report: Datagram) -> None:
+        """A request that reported its call has its reply: the stage that comes then has begun."""
+        key, call = (report.cluster, report.pid), report.in_flight
+        if self._in_flight.get(key) is report and call is not None and call.following:
             now = call._replace(stage=call.following, stage_started=time.time(), model="", following="")
-            self._in_flight[key] = told._replace(in_flight=now)
+            self._in_flight[key] = report._replace(in_flight=now)
 
     def end(self, cluster: str, pid: int, session: int) -> None:
         """The process is gone: its call has ended by that."""
-        told = self._in_flight.get((cluster, pid))
-        if told is not None and told.session == session:
+        report = self._in_flight.get((cluster, pid))
+        if report is not None and report.session == session:
             del self._in_flight[cluster, pid]
-            self._terminate(told)
+            self._terminate(report)
 
     def reset(self, cluster: str, database: int) -> None:
         """Count anew from now on."""
@@ -232,8 +232,8 @@ class Calls:
 
     def activity(self, cluster: str) -> list[CallInFlight]:
         """The calls in flight of a cluster."""
-        ours = (told for told in self._in_flight.values() if told.cluster == cluster)
-        return [_shown(told, told.in_flight) for told in ours if told.in_flight is not None]
+        ours = (report for report in self._in_flight.values() if report.cluster == cluster)
+        return [_shown(report, report.in_flight) for report in ours if report.in_flight is not None]
 
     def stats(self, cluster: str, database: int) -> tuple[float, list[CallStatistics]]:
         """When counting began, and what was counted in a database."""
@@ -254,23 +254,23 @@ class Calls:
         pairs = self._database(cluster, database).pairs
         found = pairs.get((role, routine))
         if found is None:
-            if role != NOBODY and self._pairs >= MAX_PAIRS:
-                return self._pair(cluster, database, NOBODY, routine)
+            if role != NO_ROLE and self._pairs >= MAX_PAIRS:
+                return self._pair(cluster, database, NO_ROLE, routine)
             found = pairs[role, routine] = Pair()
             self._pairs += 1
         return found
 
-    def _terminate(self, told: Datagram) -> None:
-        if (call := told.in_flight) is not None:
+    def _terminate(self, report: Datagram) -> None:
+        if (call := report.in_flight) is not None:
             for stage in (TOTAL, call.stage):
                 counted = Counted(call.role, call.routine, stage, 0, TERMINATED, 0, 0)
-                self.count(told.cluster, told.database, counted)
+                self.count(report.cluster, report.database, counted)
 
 
-def _shown(told: Datagram, call: InFlight) -> CallInFlight:
+def _shown(report: Datagram, call: InFlight) -> CallInFlight:
     row: Any = call._asdict() | (call.progress._asdict() if call.progress is not None else {})
     del row["progress"], row["following"]
-    row |= {"pid": told.pid, "session": told.session, "database": told.database}
+    row |= {"pid": report.pid, "session": report.session, "database": report.database}
     row["stage"] = call.stage if call.stage in STAGES else ""
     shown: CallInFlight = row
     return shown

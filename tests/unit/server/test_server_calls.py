@@ -213,10 +213,10 @@ def test_what_is_kept_is_bounded(calls: Calls, monkeypatch: pytest.MonkeyPatch) 
     assert len(calls._databases) == 10
     pairs = [pair for database in calls._databases.values() for pair in database.pairs]
     assert calls._pairs == len(pairs)
-    assert sum(role != server_calls.NOBODY for role, _ in pairs) <= 30
+    assert sum(role != server_calls.NO_ROLE for role, _ in pairs) <= 30
     # further roles count, for nobody
     calls.receive(datagram(count(role=1000), database=1000))
-    assert figures(calls, 1000) == {(server_calls.NOBODY, "ml_rag", "total"): (1, 0)}
+    assert figures(calls, 1000) == {(server_calls.NO_ROLE, "ml_rag", "total"): (1, 0)}
     calls.reset(CLUSTER, 1000)
     assert calls._pairs == len([pair for database in calls._databases.values() for pair in database.pairs])
 
