@@ -13,7 +13,7 @@ from ml_rag.ingest.formats.running import running
 from ml_rag.ingest.parse import parse
 from ml_rag.ingest.split import chunking, split
 from ml_rag.ingest.units import Counter
-from support.office import docx, placed_pdf, text_pdf
+from support.office import docx, placed_pdf
 
 SAMPLES = Path(__file__).resolve().parents[3] / "docs" / "samples"
 
@@ -42,6 +42,7 @@ SAMPLES = Path(__file__).resolve().parents[3] / "docs" / "samples"
         ([[f"-{n}-"] for n in range(100, 105)], ["-100-"]),
         ([[f"第{n}页"] for n in range(1, 5)], ["第1页"]),
         ([["only"]], []),
+        ([list("ABCDEFG"), list("ABCDEFG"), list("ABCDEFG")], list("ABCDEFG")),
     ],
 )
 def test_lines_that_run_over_pages(pages: list[list[str]], runs: list[str]) -> None:
@@ -61,9 +62,9 @@ def test_the_footer_of_a_pdf_is_metadata_only(name: str) -> None:
 
 
 def test_the_numbers_of_chapters_count_alike() -> None:
-    pages = {n: [f"{'ABCD'[n // 3]} - {n + 1}", f"Step {n}" if n < 4 else f"{n * n}"] for n in range(12)}
+    pages = {n: [f"{'ABCDEFG'[n // 3]} - {n + 1}", f"Step {n}" if n < 4 else f"{n * n}"] for n in range(21)}
     found, shown = running(pages)
-    assert shown == ["A - 1", "B - 4", "C - 7", "D - 10"]
+    assert shown == ["A - 1", "B - 4", "C - 7", "D - 10", "E - 13"]
     assert all(lines == {pages[n][0]} for n, lines in found.items())
 
 
@@ -75,10 +76,25 @@ def test_consecutive_numbers_are_text_unless_they_stand_in_the_margin() -> None:
 
 
 def test_a_line_that_reads_like_the_number_of_the_page_is_text() -> None:
-    words = ["a " * n for n in range(5)]
-    made = parse("a.pdf", text_pdf([f"in{a}\nand{a}\n{n}\nsites{a}\nsay{a}\n{n}" for n, a in enumerate(words, 1)]))
+    lines = [
+        [(72, 600 - 15 * i, f"{word}{' a' * n}") for i, word in enumerate(("in", "and", "", "sites", "say"))]
+        for n in range(5)
+    ]
+    made = parse("a.pdf", placed_pdf(*([*one, (72, 570, str(n)), (72, 50, str(n))] for n, one in enumerate(lines, 1))))
     assert made.metadata["running_lines"] == ["1"]
     assert [block.text.split().count(str(n)) for n, block in enumerate(made.blocks, 1)] == [1] * 5
+
+
+def test_lines_that_repeat_are_text_but_at_the_edges_of_a_page() -> None:
+    alike = ["your account was closed.", "The balance was paid out.", "Act within 30 days."]
+    letters = [[(72, 400, f"Dear {'A' * n},"), *((72, 385 - 15 * i, x) for i, x in enumerate(alike))] for n in range(9)]
+    made = parse("a.pdf", placed_pdf(*letters))
+    assert all(line in block.text for block in made.blocks for line in alike)
+    assert "running_lines" not in made.metadata
+    for y, is_text in ((661, False), (659, True), (133, True), (131, False)):
+        made = parse("a.pdf", placed_pdf(*([(72, 400, f"Dear {'A' * n},"), (72, y, "Acme")] for n in range(9))))
+        assert ["Acme" in block.text for block in made.blocks] == [is_text] * 9, y
+        assert made.metadata.get("running_lines", []) == ["Acme"] * (not is_text)
 
 
 def test_footers_of_slides_are_no_text() -> None:

@@ -50,8 +50,8 @@ _FAR = 1e6
 #: lines above and below what a page is about
 _MARGIN_LINES = 3
 
-#: of the height of a page, above and below: where nothing but running lines stands
-_MARGIN = 0.075
+#: of the height of a page, above and below: where nothing but running lines stands, and where these can stand at all
+_MARGIN, _EDGE = 0.075, 1 / 6
 
 # pdfium marks a hyphen at a line's end as U+0002 or U+FFFE, and then often leaves the line end out.
 _HYPHEN_MARK = re.compile("[\x02\ufffe]\\s*")
@@ -205,16 +205,16 @@ def _turn(page: Any, raw: Any) -> bool:
 def _without_running(
     pages: dict[int, list[_Line]], sizes: list[float], heights: dict[int, tuple[float, float]]
 ) -> tuple[dict[int, list[_Line]], list[str]]:
-    """The pages without running headers and footers, and these: lines in the two rows at the top and the bottom.
+    """The pages without running headers and footers, and these: lines in the two rows at the top and the bottom edge.
 
     ``heights``: where each page begins below, and where it ends above.
     """
     edges: dict[int, dict[int, str]] = {}
     for number, lines in pages.items():
         rows = sorted({round(line.y) for line in lines if not line.picture})
-        outer = {*rows[:2], *rows[-2:]}
         bottom, top = heights[number]
-        margin = _MARGIN * (top - bottom)
+        margin, edge = _MARGIN * (top - bottom), _EDGE * (top - bottom)
+        outer = {*(y for y in rows[:2] if y < bottom + edge), *(y for y in rows[-2:] if y > top - edge)}
         edges[number] = {
             id(x): x.text
             for x in lines

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 #: characters of a running line
 LONGEST = 120
-#: different ones that the metadata show
+#: different ones that the metadata show; of those of PDFs and slides, those that count pages: each chapter can have one
 SHOWN = 5
 #: that can be of a page: no part of a name, such as INV-1001, 2024/17 or 0007, or of a value, such as 1.5
 _NUMBER = re.compile(r"(?a:(?<!\w)(?<!\w[/-]))(?<!\d[.,])(?:\d{1,2}|(?!0)\d{3,5})(?!(?a:\w)|[.,-]?\d)")
@@ -49,7 +49,9 @@ def running(edges: Mapping[int, Sequence[str]]) -> tuple[dict[int, frozenset[str
         for line in lines:
             for key in kinds.intersection(_keys(line, page)):
                 shown.setdefault(key, line)
-    return found, list(dict.fromkeys(shown.values()))[:SHOWN]
+    for key in [key for key in shown if key[1] is not None][SHOWN:]:
+        del shown[key]
+    return found, list(dict.fromkeys(shown.values()))
 
 
 def _keys(line: str, page: int) -> Iterator[_Key]:
