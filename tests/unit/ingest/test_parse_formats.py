@@ -12,7 +12,8 @@ from typing import Any
 import openpyxl
 import pytest
 import xlsxwriter
-from pypdfium2 import PdfDocument  # type: ignore[import-untyped]
+from PIL import Image
+from pypdfium2 import PdfBitmap, PdfDocument, PdfImage, PdfMatrix  # type: ignore[import-untyped]
 
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats import pdf
@@ -22,7 +23,19 @@ from ml_rag.ingest.formats.pictures import Pictures
 from ml_rag.ingest.parse import parse
 from ml_rag.ingest.split import Chunking, split
 from ml_rag.ingest.units import Counter
-from support.office import deck_with, docx, epub, image_pdf, odt, pptx, text_pdf, written_pdf, xlsx, zipped
+from support.office import (
+    deck_with,
+    docx,
+    epub,
+    image_pdf,
+    odt,
+    placed_pdf,
+    pptx,
+    text_pdf,
+    written_pdf,
+    xlsx,
+    zipped,
+)
 
 
 def blocks(name: str, content: bytes | str) -> list[tuple[str, dict[str, Any]]]:
@@ -1031,6 +1044,40 @@ def test_pages_of_pictures_alone_are_named_unless_they_are_read(monkeypatch: pyt
     assert parse("a.pdf", out.getvalue(), pictures=Pictures("vision", {"0": "said"})).metadata == {}
     monkeypatch.setattr(pdf, "read_image", lambda *_, **__: "read")
     assert parse("a.pdf", out.getvalue(), ocr=True).metadata == {}
+
+
+@pytest.mark.parametrize(
+    ("height", "texts", "is_scan"),
+    [
+        (792, {770: "Envelope 3F25", 30: "ACME-00411"}, True),
+        (600, {734: "Envelope 3F25", 58: "ACME-00411"}, True),
+        # a background, a picture beside text, and text in the middle
+        (590, {770: "Envelope 3F25"}, False),
+        (792, {731: "Envelope 3F25"}, False),
+        (792, {770: "Envelope 3F25", 61: "ACME-00411"}, False),
+        (792, {770: "Envelope 3F25", 400: "hidden text of the scan"}, False),
+    ],
+)
+def test_a_picture_with_text_in_the_margins_of_its_page_is_a_scan(
+    height: int, texts: dict[int, str], is_scan: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = PdfDocument(placed_pdf([(72, y, text) for y, text in texts.items()]))
+    page, picture = made[0], PdfImage.new(made)
+    picture.set_bitmap(PdfBitmap.from_pil(Image.new("L", (612, height), 255)))
+    picture.set_matrix(PdfMatrix().scale(612, height).translate(0, 792 - height))
+    page.insert_obj(picture)
+    page.gen_content()
+    out = BytesIO()
+    made.save(out)
+    stamps = " ".join(texts.values())
+    found = parse("a.pdf", out.getvalue())
+    assert [block.text for block in found.blocks] == [stamps]
+    told = {"left_out": "page 1 without text (ocr reads pictures)"}
+    assert found.metadata == (told if is_scan else {})
+    monkeypatch.setattr(pdf, "read_image", lambda *_, **__: "read")
+    found = parse("a.pdf", out.getvalue(), ocr=True)
+    assert [block.text for block in found.blocks] == [f"read\n\n{stamps}" if is_scan else stamps]
+    assert found.metadata == {}
 
 
 @pytest.mark.parametrize("around", ["strong", "em", "code", "del", "h2", "li", "dd", "blockquote", "pre", "q"])

@@ -43,6 +43,8 @@ _OCR_SCALE = 300 / 72
 _OCR_SIDE = 7016
 #: pictures smaller than this, in points, hold no text worth reading: logos, bullets, rules
 _PICTURE_WIDTH, _PICTURE_HEIGHT = 72, 24
+#: of a page, what the pictures of a scan cover at least
+_SCANNED = 0.75
 
 #: points from the corner of a page at which nothing is of it
 _FAR = 1e6
@@ -98,9 +100,9 @@ class _Line:
 def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
     """A block a page with ``{"page": n}``, 1-based.
 
-    Where the request wants OCR, it reads pages without text, and the pictures on pages with text at their place: a
-    table is often one. Where a model describes pictures, what it says of a page without text, or of the pictures on one
-    with text, follows the page.
+    Where the request wants OCR, it reads scanned pages, and the pictures on others at their place: a table is often
+    one. Where a model describes pictures, what it says of a scanned page, or of the pictures on another
+    one, follows the page.
 
     Raises DocumentError for encrypted and broken files, and where no page has text.
     """
@@ -136,17 +138,18 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
                 continue
             pages[number] = _with_tables(page, raw, *_lines(page, raw))
             heights[number] = page.get_bbox()[1::2]
-            places = _picture_places(page, raw, pages[number])
+            is_scan = _is_scan(page, raw, pages[number])
+            places = _picture_places(page, raw, [] if is_scan else pages[number])
             left = places
             if request.pictures is not None:
                 described[number], left = _describe(page, number, places, request.pictures)
-            if request.ocr and not pages[number]:
+            if request.ocr and is_scan:
                 scanned[number] = "".join(read_image(_draw(page, place), request.language) for place in left)
             elif request.ocr:
                 pages[number] = _with_pictures(page, left, pages[number], request.language)
             # what is written on scans does not stand for their text
-            is_unread = not pages[number] and not request.ocr and request.pictures is None
-            is_read = is_read or not is_unread
+            is_unread = is_scan and not request.ocr and request.pictures is None
+            is_read = is_read or not is_unread or bool(pages[number])
             if is_unread and any(page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE], max_depth=5)):
                 pictured.append(number)
             pages[number] = _with_written(pages[number], _written(page, pdf, raw))
@@ -362,6 +365,26 @@ def _bottom(table: Table) -> float:
     return min(word.y for word in table.words)
 
 
+def _is_scan(page: Any, raw: Any, lines: list[_Line]) -> bool:
+    """Whether a page has no text, or is a picture with text in its margins only, such as a number that was stamped."""
+    left, bottom, right, top = page.get_bbox()
+    margin = _MARGIN * (top - bottom)
+    if any(line.table is not None or bottom + margin < line.y < top - margin for line in lines):
+        return False
+    covered = sum((place[2] - place[0]) * (place[3] - place[1]) for place in _placed(page, raw))
+    return not lines or covered >= _SCANNED * (right - left) * (top - bottom)
+
+
+def _placed(page: Any, raw: Any) -> Iterator[_Place]:
+    """Where the pictures of a page stand, but for small ones."""
+    width, height = page.get_size()
+    for picture in page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE], max_depth=5):
+        left, bottom, right, top = picture.get_bounds()
+        left, bottom, right, top = max(left, 0), max(bottom, 0), min(right, width), min(top, height)
+        if right - left >= _PICTURE_WIDTH and top - bottom >= _PICTURE_HEIGHT:
+            yield left, bottom, right, top
+
+
 def _picture_places(page: Any, raw: Any, lines: list[_Line]) -> list[_Place]:
     """Where the pictures of a page stand; the whole of one without text on which something stands.
 
@@ -371,16 +394,11 @@ def _picture_places(page: Any, raw: Any, lines: list[_Line]) -> list[_Place]:
     if not lines:
         is_empty = not raw.FPDFPage_CountObjects(page.raw) and not raw.FPDFPage_GetAnnotCount(page.raw)
         return [] if is_empty else [(0.0, 0.0, width, height)]
-    places = []
-    for picture in page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE], max_depth=5):
-        left, bottom, right, top = picture.get_bounds()
-        left, bottom, right, top = max(left, 0), max(bottom, 0), min(right, width), min(top, height)
-        if right - left < _PICTURE_WIDTH or top - bottom < _PICTURE_HEIGHT:
-            continue
-        if any(left <= line.left <= right and bottom <= line.y <= top for line in lines if not line.picture):
-            continue
-        places.append((left, bottom, right, top))
-    return places
+    return [
+        (left, bottom, right, top)
+        for left, bottom, right, top in _placed(page, raw)
+        if not any(left <= line.left <= right and bottom <= line.y <= top for line in lines if not line.picture)
+    ]
 
 
 def _draw(page: Any, place: _Place, longest: float = _OCR_SIDE) -> Any:
