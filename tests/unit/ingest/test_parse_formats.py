@@ -866,6 +866,7 @@ def test_mail_whose_text_cannot_be_read_is_named(mail: str, kinds: str | None) -
         ("See this mail in a browser.", "word " * 16, "See this mail in a browser."),
         ("x" * 500, "word " * 301, "word " * 301),
         ("x" * 501, "word " * 400, "x" * 501),
+        (f"In a browser: https://a.b/{'x' * 500} or http://c.d", "word " * 20, "word " * 20),
     ],
 )
 def test_mail_whose_plain_text_is_a_stub_has_the_text_of_its_html(shown: str, html: str, expected: str) -> None:

@@ -19,8 +19,10 @@ from ml_rag.ingest.formats.encoding import decode
 from ml_rag.ingest.formats.html import html_to_markdown
 
 _HEADERS = ("From", "To", "Cc", "Date")
-#: characters of a plain text that may only say that the mail is in HTML, which then has more than three times as many
+#: characters of a plain text that may only say that the mail is in HTML, which then has more than three times as many;
+#: addresses, which HTML does not show, do not count
 _STUB = 500
+_ADDRESS = re.compile(r"https?://\S+")
 #: that are read, also if they are attached
 _TEXTS = frozenset({"text/plain", "text/html", "text/markdown", "text/csv"})
 #: of names, in mails of Outlook, whose attachments often have no type
@@ -162,7 +164,7 @@ def _has_text(part: Any, language: str | None) -> bool:
 
 
 def _length(parts: list[Any], language: str | None) -> int:
-    return sum(len(_text(part, language).strip()) for part in parts)
+    return sum(len(_ADDRESS.sub("", _text(part, language)).strip()) for part in parts)
 
 
 def _is_attached(part: Any, body: Any) -> bool:
