@@ -515,6 +515,22 @@ def test_a_heading_of_html_may_be_a_button() -> None:
     assert only("a.html", page) == f"## Who pays?\n\nThe employer.\n\n{table}"
 
 
+@pytest.mark.parametrize(
+    ("button", "text"),
+    [
+        ("<button class='wide accordion'>Refunds</button>", "Refunds"),
+        ("<button aria-expanded=false>Who may <b>apply?</b></button>", "Who may **apply?**"),
+        ("<button aria-controls=menu>Open menu</button>", ""),
+        ("<button>Read this before you apply here</button>", "Read this before you apply here"),
+        ("<button>Accept all of these cookies</button>", ""),
+        ("<button><h3>Card</h3><p>Says <button>More</button> more.</p></button>", "### Card\n\nSays  more."),
+        ("<nav><button class=accordion>Menu</button></nav>", ""),
+    ],
+)
+def test_a_button_of_html_that_opens_a_part_or_has_many_words_is_text(button: str, text: str) -> None:
+    assert only("a.html", f"<p>One</p>{button}<div>Two</div>") == "\n\n".join(filter(None, ("One", text, "Two")))
+
+
 def test_a_cell_over_many_rows_keeps_its_column() -> None:
     rows = "".join(f"<tr><td>c{n}<td>{n}" for n in range(1, 100))
     table = only("a.html", f"<table><tr><th>r<th>c<th>n<tr><td rowspan=100>N<td>c0<td>0{rows}</table>")

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from html import escape
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -28,7 +29,11 @@ _SIGNS = {"mfrac": "/", "msup": "^", "msub": "_", "munder": "_", "mover": "^"}
 #: parts that are never in brackets
 _WHOLE = ("mi", "mn", "mo", "mtext")
 #: where a button is what stands there: the heading of a part that it opens, the column that it sorts by
-_LABELS = ["h1", "h2", "h3", "h4", "h5", "h6", "dt", "legend", "summary", "th"]
+_HEADINGS = ["h1", "h2", "h3", "h4", "h5", "h6"]
+_LABELS = [*_HEADINGS, "dt", "legend", "summary", "th"]
+#: words of a button that is text, such as the question whose answer it opens; of one that says so in its class, any
+_WORDS, _WORDS_OPENING = 6, 3
+_OPENING = {"accordion", "collapsible"}
 #: that browsers show apart, and markdownify in a line with what is around them
 _BLOCKS = [
     "address", "aside", "center", "details", "dialog", "fieldset", "footer", "form", "header", "hgroup", "legend",
@@ -128,6 +133,10 @@ def _convert(soup: BeautifulSoup) -> str:
         if element.name in _LABELS or id(element.parent) in labels:
             labels.add(id(element))
             element.name = "span" if element.name == "button" else element.name
+    headed = {id(heading.find_parent("button")) for heading in soup(_HEADINGS)}
+    for button in soup("button"):
+        if id(button) in headed or _is_text(button):
+            button.name = "div"
     # where tags that may be left out are, the parser takes elements of the body, such as <main>, for parts of the head
     for element in [*soup(_DROPPED), *(one for head in soup("head") for one in head("title"))]:
         element.decompose()
@@ -147,6 +156,14 @@ def _convert(soup: BeautifulSoup) -> str:
     except RecursionError:
         # Thousands of nested elements: the text without its structure.
         return soup.get_text("\n", strip=True)
+
+
+def _is_text(button: Any) -> bool:
+    if _OPENING.intersection(button.get_attribute_list("class")):
+        return True
+    least = _WORDS_OPENING if {"aria-controls", "aria-expanded"} & button.attrs.keys() else _WORDS
+    words = (word for text in button.stripped_strings for word in text.split(maxsplit=least))
+    return len(list(islice(words, least))) == least
 
 
 def _number(soup: BeautifulSoup) -> None:
