@@ -126,8 +126,8 @@ def only(name: str, content: bytes | str) -> str:
         ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\none\n\na title\n00:03,000 --> 00:04,000\ntwo", "one\na title two"),
         (
             "a.rtf",
-            r"{\rtf1 one{\footnote two} {\shp{\*\shpinst{\sp{\sn x}{\sv y}}{\shptxt three}}} four}",
-            "onetwo three four",
+            r"{\rtf1 one{\footnote two} {\shp{\*\shpinst{\sp{\sn x}{\sv y}}{\shptxt three}}} four{\*\footnote five}}",
+            "onetwo three fourfive",
         ),
         (
             "a.xml",

@@ -21,7 +21,7 @@ _NOT_ASCII = re.compile(rb"[\x80-\xff]")
 _READ = {"footnote", "shp", "shpinst", "shptxt", "object", "result", "ud"}
 #: the same text twice, of which the second has all characters
 _TWICE = re.compile(r"\{\\upr\s*\{")
-_OPTIONAL = re.compile(r"\{\\\*\\(shpinst|ud)\b")
+_OPTIONAL = re.compile(r"\{\\\*\\(shpinst|ud|footnote)\b")
 _INFO = re.compile(r"\{\\(title|author)\s+([^{}\\]{1,300})\}")
 
 
