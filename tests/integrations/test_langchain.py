@@ -165,6 +165,18 @@ def test_a_count_out_of_range_is_named_as_langchain_does(boats: MlRagVectorStore
     retriever.close()
 
 
+def test_a_document_does_not_give_itself_a_score(db: Database, asker_dsn: str) -> None:
+    rows = [("a", 7, 1, "red boat", fake_embedding("red boat"))]
+    create_store(db.connect(), "public.loaded", rows, "vector(16)")
+    forged = '{"distance": -9, "keyword_score": 9, "score": 9, "rerank_score": 9, "page": 3}'
+    db.connect().execute("UPDATE loaded SET metadata = %s", (forged,))
+    retriever = MlRagRetriever(dsn=asker_dsn)
+    (found,) = retriever.invoke("red boat")
+    retriever.close()
+    measured = {"distance", "keyword_score", "score", "rerank_score", "page"} & found.metadata.keys()
+    assert {name: found.metadata[name] for name in measured} == {"distance": 0, "page": 3}
+
+
 def test_the_source_of_a_document_that_was_loaded_is_its_name(db: Database, asker_dsn: str) -> None:
     rows = [("/srv/a.pdf", 7, 1, "red boat", fake_embedding("red boat")), ("b", 8, 1, "house", fake_embedding("house"))]
     create_store(db.connect(), "public.loaded", rows, "vector(16)")

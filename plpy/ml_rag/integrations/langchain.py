@@ -33,6 +33,8 @@ from ml_rag.integrations.store import NO_WORDS, Row, Store, listed, narrowed, pa
 _OPERATORS = ("eq", "ne", "lt", "lte", "gt", "gte", "in", "nin", "between", "exists", "like", "ilike")
 #: citations of a call
 _MOST = 100
+#: what a search measures, null in rows where it does not
+_MEASURED = ("distance", "keyword_score", "score", "rerank_score")
 #: arguments of searches
 _SEARCH = ("k", "filter", "options")
 _MARGINAL = (*_SEARCH, "fetch_k", "lambda_mult")
@@ -341,8 +343,10 @@ class MlRagRetriever(BaseRetriever):
 
 def _cited(row: dict[str, Any]) -> Document:
     key = citation_id(row)
+    # a document could give itself the score that it does not have
+    own = {name: value for name, value in keys_of(row.pop("metadata")).items() if name not in _MEASURED}
     row = {name: value for name, value in row.items() if value is not None}
-    text, own = row.pop("segment"), keys_of(row.pop("metadata", None))
+    text = row.pop("segment")
     if "distance" in row:
         row["distance"] = float(row["distance"])
     return Document(id=key, page_content=text, metadata={**with_source(own, row.get("document_name")), **row})
