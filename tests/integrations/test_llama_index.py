@@ -456,8 +456,26 @@ def test_rows_that_were_loaded_beside_nodes_have_the_keys_of_segments_as_ids(
     assert set(store.query(asked("boat")).ids or ()) == {*TEXTS, key}
     assert {node.node_id for node in store.get_nodes()} == {*TEXTS, key}
     assert [node.get_content() for node in store.get_nodes([key, "a"])] == ["red boat of wood", "red boat"]
+    document = key.partition(":")[0]
+    others = [f"{document}:2147483648", f"0{key}", f"{document}:", f"{2**63}:1", f"{document}:2"]
+    for wanted in ([key, "b"], [key], ["b"]):
+        assert ids(store, node_ids=[*wanted, *others]) == set(wanted)
+    assert ids(store, node_ids=others) == set()
     store.delete_nodes([key, "b"])
     assert {node.node_id for node in store.get_nodes()} == TEXTS.keys() - {"b"}
+    store.close()
+
+
+def test_a_query_finds_nodes_of_a_store_without_column_id_by_the_ids_that_it_gives(
+    db: Database, asker_dsn: str
+) -> None:
+    rows = [(f"{n}.txt", n, 1, "red boat", fake_embedding("red boat")) for n in (7, 8)]
+    create_store(db.connect(), "public.loaded", rows, "vector(16)")
+    db.connect().execute("""UPDATE loaded SET metadata = '{"id": "7:1"}' WHERE document_id = 8""")
+    store = MlRagVectorStore(asker_dsn, "public.loaded")
+    assert ids(store) == {"7:1", "8:1"}
+    assert ids(store, node_ids=["7:1", "x"]) == {"7:1"}
+    assert ids(store, node_ids=["x"]) == set()
     store.close()
 
 

@@ -199,7 +199,7 @@ class MlRagVectorStore(BasePydanticVectorStore):
         if query.doc_ids:
             conditions.append({"/ref_doc_id": {"in": query.doc_ids}})
         if query.node_ids:
-            conditions.append({"id": {"in": query.node_ids}})
+            conditions.append(self._store.among(query.node_ids))
         options = narrowed(options, conditions)
         vector = query.query_embedding if self.embed_dim is not None else None
         rows = self._store.search(query.query_str or NO_WORDS, options, vector) if count else []

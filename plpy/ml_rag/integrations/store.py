@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ _CONDITION = sql.SQL(
 _ARGUMENTS = "(%(arguments)s::pg_catalog.text[])"
 #: stands for the id of a row that has none
 _KEY: LiteralString = "pg_catalog.concat(t.document_id, ':', t.segment_number)"
+#: an id that can be the key of a segment
+_AS_KEY = re.compile(r"(-?\d{1,19}):(-?\d{1,10})")
 #: stands for the question where there is only its vector: it has no words
 NO_WORDS = "?"
 _PREREQUISITE = psycopg.errors.ObjectNotInPrerequisiteState
@@ -193,6 +196,16 @@ class Store:
         if self._has_id:
             listed = f"(t.id::text = ANY (%(ids)s) OR (t.id IS NULL AND {listed}))"
         return sql.SQL(f"(%(ids)s::text[] IS NULL OR {listed})")
+
+    def among(self, ids: Sequence[str]) -> dict[str, Any]:
+        """The same as a condition of option ``filters``, of ids that are given."""
+        documents: dict[int, list[int]] = {}
+        for key in filter(None, map(_AS_KEY.fullmatch, ids)):
+            document, segment = int(key[1]), int(key[2])
+            if f"{document}:{segment}" == key[0] and abs(document) < 2**63 and abs(segment) < 2**31:
+                documents.setdefault(document, []).append(segment)
+        by_key = {"or": [{"document_id": d, "segment_number": {"in": n}} for d, n in documents.items()]}
+        return {"or": [{"id": {"in": list(ids)}}, {"id": None, **by_key}]} if self._has_id else by_key
 
     def _vector_of(self, text: sql.SQL, input_type: str) -> sql.Composed:
         return sql.SQL("ml_rag.embed({}, %(model)s, {})").format(text, sql.Literal(input_type))
