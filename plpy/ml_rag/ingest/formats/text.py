@@ -107,7 +107,7 @@ def _plain(value: Any, room: int) -> tuple[Any, int]:
     """A value of YAML as one of JSON, and how many characters are left. Raises OverflowError below 0."""
     room -= _VALUE_COST
     if isinstance(value, str):
-        value = one_line(value)[:MAX_VALUE]
+        value = one_line(value)
         room -= len(value)
     if room < 0:
         raise OverflowError
