@@ -106,6 +106,7 @@ def only(name: str, content: bytes | str) -> str:
         ),
         ("a.xml", "<?xml version='1.0'?><a><b n='one two'>one two</b><b n='M 10 10 L 20 20 Z'/></a>", "one two"),
         ("a.xml", "<?xml version='1.0'?><a><b><i>one</i> two</b><p>x <i><b>y</b></i></p></a>", "one two\n\nx y"),
+        ("a.xml", "<?xml version='1.0'?><a>a<b>b</b><b>c</b> H<s>2</s>O<lb/>d<i>e</i><j>f</j></a>", "ab c H2O def"),
         ("a.xml", f"<?xml version='1.0'?><a>{'<b>' * 300}x{'</b>' * 300}<c>end</c></a>", "x\n\nend"),
         ("a.xml", "<?xml version='1.0'?><a>AT&T <b>cut", "AT cut"),
         # what is not well-formed is read as it stands

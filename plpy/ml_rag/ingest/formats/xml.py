@@ -16,6 +16,8 @@ from ml_rag.ingest.formats.html import html_to_markdown, parse_html
 
 #: elements of an entry that hold text of several words, in whatever namespace
 _TEXTS = frozenset({"description", "summary", "content", "encoded", "body", "subtitle", "abstract"})
+#: empty elements between lines; items of a list, which stand side by side, are apart, too, but marks of letters are not
+_BREAKS = frozenset({"lb", "br", "break", "linebreak", "tab"})
 _WORDS = re.compile(r"[^\W\d_]{2,} [^\W\d_]{2,}")
 _DECLARATION = re.compile(r"^\s*<\?xml[^>]*\?>")
 #: of an entity, which is not needed: the text keeps the name of the entity, as HTML does
@@ -107,6 +109,10 @@ def _texts(root: Any) -> Iterator[str]:
         if is_data:
             yield one_line(", ".join(f"{key}: {value}" for key, value in _attributes(element)))
         if _is_mixed(element):
+            for one in element.iterdescendants("*"):
+                following = one.getnext()
+                if _local(one) in _BREAKS or (not one.tail and following is not None and following.tag == one.tag):
+                    one.tail = f" {one.tail or ''}"
             yield one_line("".join(element.itertext()))
         else:
             waiting.extend(child for child in reversed(element) if isinstance(child.tag, str))
