@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import re
 import time
 import zipfile
 from io import BytesIO
@@ -657,6 +658,20 @@ def test_xlsx_has_a_block_a_sheet_and_values_as_people_write_them() -> None:
         ),
         ("# More\n\nx\n\ny", {"sheet": "More"}),
     ]
+
+
+@pytest.mark.parametrize("kind", ["docx", "pptx", "xlsx"])
+def test_strict_ooxml_is_read_as_the_other_kind(kind: str) -> None:
+    made = {
+        "docx": docx("<w:p><w:r><w:t>one</w:t></w:r></w:p>"),
+        "pptx": pptx([("T", "one", "two")]),
+        "xlsx": xlsx({"S": [["a", "b"], [1, datetime.date(2024, 5, 1)]]}),
+    }[kind]
+    names = re.compile(rb"http://schemas.openxmlformats.org/(\w+ml|officeDocument)/2006/")
+    with zipfile.ZipFile(BytesIO(made)) as archive:
+        parts = {name: names.sub(rb"http://purl.oclc.org/ooxml/\1/", archive.read(name)) for name in archive.namelist()}
+    assert b"purl.oclc.org" in parts["_rels/.rels"]
+    assert blocks(f"a.{kind}", zipped(parts)) == blocks(f"a.{kind}", made)
 
 
 def test_numbers_in_a_sheet_keep_the_zeros_that_they_are_shown_with() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import zipfile
-import zlib
 from collections.abc import Callable
 from html import escape
 from io import BytesIO
@@ -17,7 +16,7 @@ from ml_rag.ingest.formats.archive import check_entities, core_properties, open_
 from ml_rag.ingest.formats.common import Request, document, one_line
 from ml_rag.ingest.formats.detect import detect
 from ml_rag.ingest.formats.html import html_blocks
-from ml_rag.ingest.formats.ooxml import MATH, chart, diagram, formula, related, run_of
+from ml_rag.ingest.formats.ooxml import MATH, chart, diagram, formula, related, run_of, with_parts
 from ml_rag.ingest.formats.running import LONGEST, SHOWN
 
 # mammoth knows headings; the title styles are left to the caller.
@@ -157,7 +156,7 @@ def _without_such(archive: zipfile.ZipFile, content: bytes, inserted: Callable[[
             for box in list(root.iter("{*}txbxContent")):
                 _move_out(box)
             changed[name] = etree.tostring(root)
-    return _with_parts(archive, changed) if changed else content
+    return with_parts(archive, changed) if changed else content
 
 
 def _without_dangling(content: bytes) -> bytes:
@@ -181,18 +180,7 @@ def _without_dangling(content: bytes) -> bytes:
                 for one in list(root.iter(f"{space}{kind}Reference")):
                     if one.get(f"{space}id") not in there:
                         one.getparent().remove(one)
-        return _with_parts(archive, {name: etree.tostring(root) for name, root in parts.items()})
-
-
-def _with_parts(archive: zipfile.ZipFile, changed: dict[str, bytes]) -> bytes:
-    out = BytesIO()
-    with zipfile.ZipFile(out, "w") as made:
-        for name in dict.fromkeys(archive.namelist()):
-            # a picture that is damaged takes no text away
-            harmless = () if name.endswith((".xml", ".rels")) else (zipfile.BadZipFile, zlib.error, EOFError)
-            with contextlib.suppress(*harmless):
-                made.writestr(name, changed[name] if name in changed else archive.read(name))
-    return out.getvalue()
+        return with_parts(archive, {name: etree.tostring(root) for name, root in parts.items()})
 
 
 def _replace(element: Any, lines: list[str]) -> None:

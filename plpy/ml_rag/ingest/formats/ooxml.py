@@ -1,16 +1,22 @@
-"""What Word, PowerPoint and Excel have alike: formulas, diagrams (SmartArt), charts, parts that parts refer to."""
+"""What Word, PowerPoint and Excel have alike: formulas, diagrams (SmartArt), charts, parts that parts refer to, the
+strict kind of files."""
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
+import re
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
+from io import BytesIO
 from typing import Any
 
 from ml_rag.ingest.formats.archive import parse_xml
 from ml_rag.ingest.formats.common import one_line, pipe_table
 
 MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
+_STRICT = re.compile(rb"(=[\"'])http://purl\.oclc\.org/ooxml/(\w+)/")
 #: what stands before a part of a formula
 _SIGNS = {"num": "", "den": "/", "sup": "^", "sub": "_", "lim": "_", "root": "√"}
 #: elements that begin and end with a character, which they can name -> where and what else
@@ -76,6 +82,29 @@ def run_of(lines: Iterable[str], space: str, beside: Any) -> Any:
 def _character(element: Any, tag: str, name: str, otherwise: str) -> str:
     one = element.find(f"{MATH}{tag}Pr/{MATH}{name}")
     return otherwise if one is None else str(one.get(f"{MATH}val", ""))
+
+
+def transitional(archive: zipfile.ZipFile, content: bytes) -> bytes:
+    """A file in the strict kind of OOXML with the names of the other kind, which alone libraries know."""
+    if "_rels/.rels" not in archive.NameToInfo or b"http://purl.oclc.org/ooxml/" not in archive.read("_rels/.rels"):
+        return content
+    names = [name for name in archive.namelist() if name.endswith((".xml", ".rels"))]
+    return with_parts(
+        archive,
+        {name: _STRICT.sub(rb"\1http://schemas.openxmlformats.org/\2/2006/", archive.read(name)) for name in names},
+    )
+
+
+def with_parts(archive: zipfile.ZipFile, changed: dict[str, bytes]) -> bytes:
+    """The file with these parts changed."""
+    out = BytesIO()
+    with zipfile.ZipFile(out, "w") as made:
+        for name in dict.fromkeys(archive.namelist()):
+            # a picture that is damaged takes no text away
+            harmless = () if name.endswith((".xml", ".rels")) else (zipfile.BadZipFile, zlib.error, EOFError)
+            with contextlib.suppress(*harmless):
+                made.writestr(name, changed[name] if name in changed else archive.read(name))
+    return out.getvalue()
 
 
 def related(archive: zipfile.ZipFile, name: str, kind: str = "") -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 from ml_rag import abc
 from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip
 from ml_rag.ingest.formats.common import Request, document, one_line, pipe_table
-from ml_rag.ingest.formats.ooxml import chart, diagram, formula, run_of
+from ml_rag.ingest.formats.ooxml import chart, diagram, formula, run_of, transitional
 from ml_rag.ingest.formats.running import may_be_text, running
 
 _MAX_GROUP_DEPTH = 100
@@ -27,6 +27,7 @@ def parse_pptx(_name: str, content: bytes, request: Request) -> abc.Document:
     with open_zip(content) as archive:
         check_entities(archive)
         meta = core_properties(archive)
+        content = transitional(archive, content)
     deck = Presentation(BytesIO(content))
     slides: dict[int, Any] = {}
     seen = set()

@@ -22,7 +22,7 @@ from ml_rag.ingest.formats.common import (
     packed,
     pipe_table,
 )
-from ml_rag.ingest.formats.ooxml import diagram, related
+from ml_rag.ingest.formats.ooxml import diagram, related, transitional
 
 #: how XLSX writes a control character, such as the carriage return that other programs put before a line end
 _CONTROL = re.compile("_x00[01][0-9A-Fa-f]_")
@@ -55,6 +55,7 @@ def parse_xlsx(_name: str, content: bytes, _request: Request) -> abc.Document:
     with open_zip(content) as archive:
         check_entities(archive)
         meta = core_properties(archive)
+        content = transitional(archive, content)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # openpyxl tells of extensions it leaves out; none of them holds text
