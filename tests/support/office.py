@@ -123,6 +123,7 @@ def odt(body: str, kind: str = "text", **extra: str | bytes) -> bytes:
             ("table", "table"),
             ("draw", "drawing"),
             ("presentation", "presentation"),
+            ("svg", "svg-compatible"),
         )
     )
     return zipped(
@@ -239,8 +240,8 @@ def drawn(text: str, size: tuple[int, int] = (400, 200), kind: str = "PNG") -> b
     return out.getvalue()
 
 
-def docx_with_pictures(*parts: str | bytes) -> bytes:
-    """A Word document of paragraphs, texts or the bytes of a PNG each."""
+def docx_with_pictures(*parts: str | bytes, alt: str = "") -> bytes:
+    """A Word document of paragraphs, texts or the bytes of a PNG each; ``alt``: what stands for each of these."""
     body, relations, files = "", "", {}
     for number, part in enumerate(parts):
         if isinstance(part, str):
@@ -250,7 +251,7 @@ def docx_with_pictures(*parts: str | bytes) -> bytes:
         relations += f'<Relationship Id="p{number}" Type="{_OFFICE}/image" Target="media/p{number}.png"/>'
         body += (
             '<w:p><w:r><w:drawing><wp:inline xmlns:wp="http://schemas.openxmlformats.org/drawingml/2006/'
-            'wordprocessingDrawing"><a:graphic xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main">'
+            f'wordprocessingDrawing"><wp:docPr id="1" name="p" descr="{alt}"/><a:graphic xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main">'
             '<a:graphicData uri="http://schemas.openxmlformats.org/drawingml/2006/picture"><pic:pic '
             'xmlns:pic="http://schemas.openxmlformats.org/drawingml/2006/picture"><pic:blipFill>'
             f'<a:blip xmlns:r="{_OFFICE}" r:embed="p{number}"/></pic:blipFill></pic:pic></a:graphicData></a:graphic>'

@@ -27,6 +27,7 @@ from support.office import (
     image_pdf,
     mail_with_pictures,
     odf_with_pictures,
+    odt,
     picture_pdf,
     pptx_with_picture,
     text_pdf,
@@ -262,6 +263,27 @@ def test_pictures_that_are_nowhere_are_not_asked_for() -> None:
     content = "<p>Text</p>" + "".join(f"<img src='{source}'>" for source in sources)
     found = collected("a.html", content.encode())
     assert (found.count, found.left_out) == (1, {"cannot be read": 1})
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"), [("Sales &amp; costs", "Sales & costs"), ("", ""), ("C:\\My files\\Logo.PNG", "")]
+)
+def test_the_text_that_stands_for_a_picture_is_text_in_docx_as_in_html(said: str, shown: str) -> None:
+    made = docx_with_pictures("above", drawn("one"), "below", alt=said)
+    texts = [text for text in ("above", shown, "below") if text]
+    assert [block.text for block in parse("a.docx", made).blocks] == ["\n\n".join(texts)]
+    described = parse("a.docx", made, pictures=Pictures("vision", {"0": "said"}))
+    assert [block.text for block in described.blocks] == ["\n\n".join(texts[:-1]), "said", "below"]
+
+
+def test_the_texts_that_stand_for_a_picture_are_text_in_odt() -> None:
+    image = '<draw:image xlink:href="Pictures/0.png"/>'
+    said = "<svg:title>Sales</svg:title><svg:desc>by  year</svg:desc>"
+    frame = f"<text:p>above <draw:frame>{image}{said}</draw:frame> below</text:p>"
+    made = odt(frame, **{"Pictures/0.png": drawn("one")})
+    assert [block.text for block in parse("a.odt", made).blocks] == ["above  below\n\nSales by year"]
+    described = parse("a.odt", made, pictures=Pictures("vision", {"0": "said"}))
+    assert [block.text for block in described.blocks] == ["above  below\n\nSales by year", "said"]
 
 
 def test_a_broken_picture_costs_itself_only() -> None:

@@ -31,6 +31,8 @@ i => span
 br[type='page'] => br
 br[type='column'] => br
 """
+#: older versions of Word put the name of the file there
+_FILE = re.compile(r"\.(?:png|jpe?g|gif|bmp|tiff?|emf|wmf|svg)\s*$", re.I)
 _PART = re.compile(r"word/[^/]*\.xml")
 #: what attributes that name a part begin with, in either kind of OOXML
 _RELATED = (
@@ -76,10 +78,12 @@ def parse_docx(_name: str, content: bytes, request: Request, *, is_inserted: boo
                 found: bytes = file.read()
                 return found
 
-        if request.pictures is None or not (mark := request.pictures.mark(read)):
-            return []
-        marks.append(mark)
-        return [mammoth.html.element("img", {"src": str(len(marks) - 1)})]
+        alt = image.alt_text or ""
+        shown = {} if _FILE.search(alt) else {"alt": alt}
+        if request.pictures is not None and (mark := request.pictures.mark(read)):
+            marks.append(mark)
+            shown["src"] = str(len(marks) - 1)
+        return [mammoth.html.element("img", shown)]
 
     def convert(content: bytes) -> str:
         html: str = mammoth.convert_to_html(BytesIO(content), convert_image=convert_image, style_map=_STYLES).value
@@ -93,7 +97,7 @@ def parse_docx(_name: str, content: bytes, request: Request, *, is_inserted: boo
     if shown:
         meta["running_lines"] = shown
     html += "".join(f"<p>{escape(line)}</p>" for line in lines if line not in shown)
-    blocks = html_blocks(html, request.pictures, lambda source: marks[int(source)], {})
+    blocks = html_blocks(html, request.pictures, lambda source: marks[int(source)] if source else "", {})
     return document("docx", blocks, meta, f"inserted documents: {', '.join(unread)}" if unread else None)
 
 

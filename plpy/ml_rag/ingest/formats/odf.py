@@ -29,6 +29,7 @@ from ml_rag.ingest.formats.sheets import sheet_blocks, with_boxes
 _TEXT = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
 _TABLE = "{urn:oasis:names:tc:opendocument:xmlns:table:1.0}"
 _DRAW = "{urn:oasis:names:tc:opendocument:xmlns:drawing:1.0}"
+_SVG = "{urn:oasis:names:tc:opendocument:xmlns:svg-compatible:1.0}"
 _OFFICE = "{urn:oasis:names:tc:opendocument:xmlns:office:1.0}"
 _PRESENTATION = "{urn:oasis:names:tc:opendocument:xmlns:presentation:1.0}"
 _AUTHORS = (
@@ -64,8 +65,10 @@ def parse_odf(_name: str, content: bytes, request: Request) -> abc.Document:
         part = None if body is None else next((child for child in body if isinstance(child.tag, str)), None)
         if part is None:
             raise damaged("OpenDocument without a body")
-        if request.pictures is not None and part.tag != f"{_OFFICE}spreadsheet":
-            _mark(part, archive, request.pictures)
+        if part.tag != f"{_OFFICE}spreadsheet":
+            _show_alternatives(part)
+            if request.pictures is not None:
+                _mark(part, archive, request.pictures)
     repeats = Repeats()
     blocks = _plain if request.pictures is None else request.pictures.blocks
     if part.tag == f"{_OFFICE}presentation":
@@ -81,6 +84,17 @@ def parse_odf(_name: str, content: bytes, request: Request) -> abc.Document:
 
 def _plain(text: str, keys: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return [(text, keys)]
+
+
+def _show_alternatives(part: Any) -> None:
+    """Put the texts that stand for a picture into it."""
+    for frame in part.iter(f"{_DRAW}frame"):
+        image = frame.find(f"{_DRAW}image")
+        texts = [frame.findtext(f"{_SVG}{key}") or "" for key in ("title", "desc")]
+        if image is not None and any(texts):
+            paragraph = image.makeelement(f"{_TEXT}p")
+            paragraph.text = one_line(" ".join(texts))
+            image.append(paragraph)
 
 
 def _mark(part: Any, archive: zipfile.ZipFile, pictures: Pictures) -> None:
