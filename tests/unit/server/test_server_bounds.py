@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ import httpx
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from ml_rag import protocol
 from ml_rag.errors import InvalidRequest
+from ml_rag.protocol import has_more_values
 from ml_rag.server.boundary import MAX_VALUES, check_values
 from ml_rag.server.chat.request import ChatRequest
 from ml_rag.server.routes import EmbeddingsBody, RerankBody
@@ -140,6 +143,34 @@ def test_the_number_of_values() -> None:
     check_values(json.dumps([text + "\\", '"']).encode())
     with pytest.raises(InvalidRequest):
         check_values(json.dumps([text, [0] * MAX_VALUES]).encode())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_texts_are_cut_anywhere_when_values_are_counted(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(protocol, "_PIECE", size)
+    for text in ["a", ",", '",', "\\", "\\,", '\\",[', '\\\\"{', ""]:
+        body = json.dumps({text: [text, {"b": text}], "c": 1}).encode()
+        assert not has_more_values(body, 5)
+        assert has_more_values(body, 4)
+
+
+def test_other_threads_run_while_values_are_counted() -> None:
+    """A parser of documents can answer 256 MB."""
+    turns = 0
+    is_over = threading.Event()
+
+    def take_turns() -> None:
+        nonlocal turns
+        while not is_over.wait(0.001):
+            turns += 1
+
+    thread = threading.Thread(target=take_turns)
+    text = b'["' + b"one, two, " * 10_000_000 + b'"]'
+    thread.start()
+    assert not has_more_values(text, 1000)
+    is_over.set()
+    thread.join()
+    assert turns > 30
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", ""])
