@@ -41,6 +41,9 @@ STAGES = frozenset(
 )
 #: segments of one document, whether the model server or a function splits it
 MAX_SEGMENTS = 100_000
+#: values in the JSON of a reply of the model server, or a line of it, and of a parser: parsing them cannot be
+#: cancelled, and takes 26 times as much memory if all of it is values
+MAX_REPLY_VALUES = 2 * 1024 * 1024
 #: in place of a stage: the whole call
 TOTAL = "total"
 SUCCESS = "00000"

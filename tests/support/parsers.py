@@ -73,6 +73,8 @@ def parse(name: str, content: bytes, **options: Any) -> Document:
     elif order == "!write":
         with tempfile.TemporaryFile() as file:
             os.posix_fallocate(file.fileno(), 0, int(argument))
+    elif order == "!values":  # in the metadata of each of 500 segments of 16 words
+        return Document("orders", [Block("word " * 16 * 500, {"values": [[]] * int(argument)})])
     elif order == "!facts":
         facts = f"{os.getpid()} {os.environ.get('SECRET_KEY')} {' '.join(sorted(sys.modules))}"
         return Document("facts", [Block(facts)])

@@ -19,11 +19,9 @@ from typing import Any
 from ml_rag.backend import calls
 from ml_rag.backend.sockets import POLL_SECONDS, Interrupt, InterruptibleSocket, connect
 from ml_rag.errors import EngineFailed, MlRagError, QueueFull, ServerUnreachable, from_json, retry_after
-from ml_rag.protocol import CALL_HEADER, has_more_values, request_address
+from ml_rag.protocol import CALL_HEADER, MAX_REPLY_VALUES, has_more_values, request_address
 
 MAX_REPLY_BYTES = 512 * 1024 * 1024
-#: of a reply or a line of it: parsing cannot be cancelled, and takes 26 times as much memory if all of it is values
-MAX_REPLY_VALUES = 2 * 1024 * 1024
 #: seconds after which refused work looks again whether there is room, however long it is to wait
 LONGEST_PAUSE = 10
 #: of the head of a reply

@@ -29,7 +29,7 @@ from ml_rag.abc import Segment
 from ml_rag.errors import DocumentError, EngineFailed, MlRagError, from_json
 from ml_rag.ingest.child import Child, Lost, Useless, cause, inherited
 from ml_rag.ingest.split import Chunking
-from ml_rag.protocol import MAX_SEGMENTS, has_more_values
+from ml_rag.protocol import MAX_REPLY_VALUES, MAX_SEGMENTS, has_more_values
 from ml_rag.scratch import Scratch
 
 log = logging.getLogger("ml_rag.server")
@@ -58,16 +58,13 @@ class Limits:
     memory_bytes: int = 2 * 1024**3
     #: its segments as JSON; reading them takes several times that much memory of this process
     reply_bytes: int = 256 * 1024**2
+    #: in that JSON: a segment has some 10, and a line of the model server's reply adds fewer than 64
+    values: int = MAX_REPLY_VALUES - 64
     #: its segments, and the bytes of their embeddings
     segments: int = MAX_SEGMENTS
     embedding_bytes: int = 256 * 1024**2
     #: a child is replaced after so many documents, so that what parsers leak does not add up
     documents_per_worker: int = 200
-
-    @property
-    def values(self) -> int:
-        """Of a reply's JSON: a segment has some 10. Parsing nothing but values takes 30 times their bytes."""
-        return 64 * self.segments + 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +175,7 @@ class _Child(Child):
         """The next message. Raises ``Useless`` if it is not a JSON object: a document can have taken over the child."""
         message = self.message(go_on)
         if has_more_values(message, self._values):
-            raise Useless("sent an unexpected reply", "too many values")
+            raise Useless("sent an unexpected reply", f"its JSON has more than {self._values} values")
         try:
             reply = orjson.loads(message)
         except ValueError:
@@ -293,7 +290,14 @@ class Sandbox:
             return self._ask(child, job, patience)
         except MlRagError:  # what the child has answered
             raise
-        except (Lost, Useless, _Late):
+        except Useless as error:
+            child.spent = True
+            what, detail = error.args
+            log.warning("a parser of documents %s: %s", what, detail)
+            raise DocumentError(
+                f"the document's parser {what}", detail=detail, hint="No ordinary document makes it do that: leave it out."
+            ) from None
+        except (Lost, _Late):
             child.spent = True
             # one that ends by itself tells why; one that is stuck does not see that its socket is closed
             raise self._lost(child.end(END_SECONDS), patience.is_late, is_cancelled()) from None

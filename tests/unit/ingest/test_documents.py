@@ -13,6 +13,8 @@ import httpx
 import numpy as np
 import pytest
 
+from ml_rag.ingest.sandbox import Limits
+from ml_rag.protocol import MAX_REPLY_VALUES, has_more_values
 from ml_rag.server.app import create_app
 from ml_rag.server.catalogue import load_catalogue
 from ml_rag.server.engines.fake import FakeEmbed
@@ -88,6 +90,16 @@ def test_the_models_prefix_counts_and_is_embedded_but_not_stored(server: Server)
     assert " ".join(texts) == text
     assert [segment["tokens"] for segment in line["segments"]] == [32, 32, 32, 8]
     assert np.allclose(vectors(line), expected(server, "prefixed", texts))
+
+
+def test_a_line_has_no_more_values_than_a_backend_takes(server: Server) -> None:
+    most = Limits().values // 500
+    # each [] has a comma, too
+    for values, is_read in (most // 2 - 20, True), (most // 2 + 1, False):
+        reply = server.post([("a", b"!values %d" % values)], chunking={"segment_tokens": 16})
+        (line,) = reply.text.splitlines()
+        assert not has_more_values(line.encode(), MAX_REPLY_VALUES)
+        assert (json.loads(line)["error"] is None) == is_read
 
 
 def test_no_documents_no_lines(server: Server) -> None:

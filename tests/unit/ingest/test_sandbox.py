@@ -189,16 +189,17 @@ SEGMENT = {"text": "a", "tokens": 1}
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("said", "detail"),
     [
-        {"metadata": {}, "segments": [SEGMENT] * 5},
-        {"metadata": {"a": [[]] * (64 * 4 + 64 * 1024)}, "segments": [SEGMENT]},
+        ({"metadata": {}, "segments": [SEGMENT] * 5}, "no document"),
+        ({"metadata": {"a": [[]] * 1000}, "segments": [SEGMENT]}, "its JSON has more than 1000 values"),
     ],
 )
-def test_a_parser_that_answers_with_too_much_costs_one_document(make: Make, said: dict[str, Any]) -> None:
-    sandbox = make(segments=4)
+def test_a_parser_that_answers_with_too_much_costs_one_document(make: Make, said: dict[str, Any], detail: str) -> None:
+    sandbox = make(segments=4, values=1000)
     before = pid(sandbox)
-    fails(sandbox, b"!say " + json.dumps({"format": "", **said}).encode())
+    error = fails(sandbox, b"!say " + json.dumps({"format": "", **said}).encode())
+    assert (error.message, error.detail) == ("the document's parser sent an unexpected reply", detail)
     assert not is_alive(before)
     assert ask(sandbox, b"text").segments
 
