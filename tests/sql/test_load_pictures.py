@@ -146,6 +146,14 @@ def test_a_description_that_fails_loses_nothing_and_is_tried_again(
     assert counts(load(loader, uri, WITH)) == {"unchanged": 1}
 
 
+def test_many_reasons_are_cut(loader: Connection, remote: RemoteEndpoint, folder: Path) -> None:
+    """Each segment of the document repeats them."""
+    remote.replies = [replies(400, {"error": {"message": letter * 250}}) for letter in "abc"]
+    uri = pictured(folder, a_docx=docx_with_pictures("Above", *(drawn(f"reason {n}") for n in range(3))))
+    ((left_out),) = [one["left_out"] for one in load(loader, uri, WITH)["incomplete"]]
+    assert (len(left_out), left_out[-2:]) == (500, "b…")
+
+
 def test_what_the_endpoint_refuses_is_not_tried_again(loader: Connection, remote: RemoteEndpoint, folder: Path) -> None:
     remote.replies = [replies(400, {"error": {"message": "against our policy"}})]
     uri = pictured(folder, a_docx=docx_with_pictures("Above", drawn("refused")), b_png=drawn("refused too"))

@@ -60,6 +60,8 @@ class Limits:
     reply_bytes: int = 256 * 1024**2
     #: in that JSON: a segment has some 10, and a line of the model server's reply adds fewer than 64
     values: int = MAX_REPLY_VALUES - 64
+    #: metadata of the document, or of a segment, as JSON: each row of a store has them; parsers write less than half
+    metadata_bytes: int = 64 * 1024
     #: its segments, and the bytes of their embeddings
     segments: int = MAX_SEGMENTS
     embedding_bytes: int = 256 * 1024**2
@@ -295,7 +297,9 @@ class Sandbox:
             what, detail = error.args
             log.warning("a parser of documents %s: %s", what, detail)
             raise DocumentError(
-                f"the document's parser {what}", detail=detail, hint="No ordinary document makes it do that: leave it out."
+                f"the document's parser {what}",
+                detail=detail,
+                hint="No ordinary document makes it do that: leave it out.",
             ) from None
         except (Lost, _Late):
             child.spent = True
@@ -350,15 +354,23 @@ class Sandbox:
                 detail, hint = ((text or "")[:_ERROR_CHARACTERS] or None for text in (told.detail, told.hint))
                 raise DocumentError(told.message[:_ERROR_CHARACTERS], detail=detail, hint=hint)
             if "pictures" in answer:
+                self._check_metadata(answer["left_out"])
                 pictures = [(number, b64decode(jpeg)) for number, jpeg in answer["pictures"]]
                 return Parsed("", {}, [], pictures, answer["left_out"])
             parsed = _PARSED.validate_python(answer)
             if len(parsed.segments) > most or not all(segment.text.strip() for segment in parsed.segments):
                 raise ValueError("more segments than there may be, or one without text")
             orjson.dumps(parsed)  # which metadata that are nested too deep would prevent in the midst of others' lines
+            for metadata in (parsed.metadata, parsed.format, *(segment.metadata for segment in parsed.segments)):
+                self._check_metadata(metadata)
             return parsed
         except (KeyError, TypeError, ValueError, AttributeError):
             raise Useless("sent an unexpected reply", "no document") from None
+
+    def _check_metadata(self, metadata: Any) -> None:
+        if (size := len(orjson.dumps(metadata))) > self.limits.metadata_bytes:
+            detail = f"metadata of {size} bytes, limit {self.limits.metadata_bytes}"
+            raise Useless("sent an unexpected reply", detail)
 
     def _lost(self, status: int, late: bool, cancelled: bool) -> MlRagError:
         """Why the answer is missing, by how the child ended; ``late``: by our own doing."""

@@ -27,6 +27,7 @@ from starlette.responses import Response
 
 from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest, MlRagError
 from ml_rag.ingest.formats import FORMATS
+from ml_rag.ingest.formats.common import MAX_VALUE
 from ml_rag.ingest.parse import accepted_formats
 from ml_rag.ingest.sandbox import Job, ModelTokenizer, Parsed, Sandbox
 from ml_rag.ingest.split import NONE, Chunking, chunking
@@ -252,6 +253,8 @@ class _Work:
             described = await self.describer.describe(collected.pictures)
             reasons = Counter(collected.left_out) + described.failures
             left_out = "; ".join(f"{n} picture{'s' * (n > 1)} ({reason})" for reason, n in reasons.items())
+            if len(left_out) > MAX_VALUE:  # an endpoint can give another reason for each
+                left_out = left_out[: MAX_VALUE - 1] + "…"
         try:
             parsed = await self.sandbox.run(replace(job, described=described.texts))
         except DocumentError as error:

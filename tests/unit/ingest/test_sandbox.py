@@ -193,15 +193,29 @@ SEGMENT = {"text": "a", "tokens": 1}
     [
         ({"metadata": {}, "segments": [SEGMENT] * 5}, "no document"),
         ({"metadata": {"a": [[]] * 1000}, "segments": [SEGMENT]}, "its JSON has more than 1000 values"),
+        ({"metadata": {"a": "b" * 493}, "segments": [SEGMENT]}, "metadata of 501 bytes, limit 500"),
+        (
+            {"metadata": {}, "segments": [SEGMENT, {**SEGMENT, "metadata": {"a": "b" * 493}}]},
+            "metadata of 501 bytes, limit 500",
+        ),
+        ({"format": "b" * 499, "metadata": {}, "segments": [SEGMENT]}, "metadata of 501 bytes, limit 500"),
+        ({"pictures": [], "left_out": {"b" * 495: 1}}, "metadata of 501 bytes, limit 500"),
     ],
 )
 def test_a_parser_that_answers_with_too_much_costs_one_document(make: Make, said: dict[str, Any], detail: str) -> None:
-    sandbox = make(segments=4, values=1000)
+    sandbox = make(segments=4, values=1000, metadata_bytes=500)
     before = pid(sandbox)
     error = fails(sandbox, b"!say " + json.dumps({"format": "", **said}).encode())
     assert (error.message, error.detail) == ("the document's parser sent an unexpected reply", detail)
     assert not is_alive(before)
     assert ask(sandbox, b"text").segments
+
+
+def test_metadata_of_as_many_bytes_as_there_may_be(make: Make) -> None:
+    metadata = {"a": "b" * 492}
+    said = {"format": "b" * 498, "metadata": metadata, "segments": [{**SEGMENT, "metadata": metadata}]}
+    parsed = ask(make(metadata_bytes=500), b"!say " + json.dumps(said).encode())
+    assert parsed.metadata == parsed.segments[0].metadata == metadata
 
 
 def test_memory_is_bounded_and_the_child_replaced(make: Make) -> None:
