@@ -12,15 +12,17 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from ml_rag import archives
 from ml_rag.archives import system
 from ml_rag.errors import DocumentError, InvalidRequest
+
+_T = TypeVar("_T")
 
 #: documents and bytes of one request to the model server; one document may be larger than that by itself.
 #: Each request begins with a model that waits for the first parsed document, so there should be few.
@@ -589,16 +591,16 @@ def is_gone(path: str, interrupt: Interrupt, known: Listings) -> bool:
 
 
 def batches(
-    documents: Sequence[tuple[str, int]], most: int = BATCH_DOCUMENTS, most_bytes: int = BATCH_BYTES
-) -> Iterator[list[str]]:
-    """Names in their order, grouped into requests; ``documents`` are (name, bytes)."""
-    batch: list[str] = []
+    sized: Iterable[tuple[_T, int]], most: int = BATCH_DOCUMENTS, most_bytes: int = BATCH_BYTES
+) -> Iterator[list[_T]]:
+    """Names of documents, or what else has a size in bytes, in their order, grouped into requests."""
+    batch: list[_T] = []
     total = 0
-    for name, size in documents:
+    for one, size in sized:
         if batch and (len(batch) == most or total + size > most_bytes):
             yield batch
             batch, total = [], 0
-        batch.append(name)
+        batch.append(one)
         total += size
     if batch:
         yield batch

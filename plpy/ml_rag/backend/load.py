@@ -33,7 +33,7 @@ from ml_rag.protocol import LOAD_KEYS
 #: a commit after so many documents, or the first one after so long
 COMMIT_DOCUMENTS = 16
 COMMIT_SECONDS = 2.0
-#: segments of one INSERT
+#: segments of one INSERT, if they have no more than BATCH_BYTES of text and metadata
 INSERT_SEGMENTS = 500
 
 #: what the model server says of a document that the option ``formats`` leaves out
@@ -419,17 +419,18 @@ def _rows(
     given: dict[str, Any],
     first: int = 1,
 ) -> Iterator[Rows]:
-    remaining = iter(vectors)
-    for start in range(0, len(segments), INSERT_SEGMENTS):
-        portion = Rows(first + start)
-        for segment in segments[start : start + INSERT_SEGMENTS]:
-            vector = next(remaining)
+    def sized() -> Iterator[tuple[tuple[str, str, str], int]]:
+        for segment, vector in zip(segments, vectors, strict=True):
             if "n" in vector:  # nan, inf
                 raise EngineFailed("the embedding model failed", detail="An embedding holds NaN or infinity.")
-            portion.vectors.append(vector)
-            portion.segments.append(storable(segment["text"]))
-            portion.metadata.append(json.dumps(_metadata(shared, _clean(segment.get("metadata") or {}), given)))
-        yield portion
+            text = storable(segment["text"])
+            metadata = json.dumps(_metadata(shared, _clean(segment.get("metadata") or {}), given))
+            yield (metadata, text, vector), len(metadata) + len(text)
+
+    for portion in batches(sized(), INSERT_SEGMENTS):
+        metadata, texts, own = map(list, zip(*portion, strict=True))
+        yield Rows(first, metadata, texts, own)
+        first += len(portion)
 
 
 def _metadata(shared: dict[str, Any], of_segment: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

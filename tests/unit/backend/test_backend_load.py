@@ -9,6 +9,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
 from email.parser import BytesParser
 from email.policy import HTTP
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from ml_rag.backend import load
 from ml_rag.backend.load import INSERT_SEGMENTS, Loader, Rows, Upload, multipart, rows
 from ml_rag.errors import DocumentError, EngineFailed, InvalidRequest, QueueFull, UnknownModel
-from ml_rag.files import File
+from ml_rag.files import BATCH_BYTES, File
 
 DATES = {"last_modified_date": "2026-11-22T09:30:00Z"}
 
@@ -332,6 +333,18 @@ def test_the_request_is_proper_multipart(name: str) -> None:
     assert [part.get_payload(decode=True) for part in parts] == [content] * 2
     for part in parts:
         assert part.get_param("name", header="content-disposition") == "file"
+
+
+def test_rows_of_large_metadata_come_in_smaller_portions() -> None:
+    """They are held in memory several times, and a cancel is heeded between two portions."""
+    segments = [{"text": "a" * 10, "metadata": {"b": "c" * 60_000}}] * INSERT_SEGMENTS
+    portions = list(rows(segments, struct.pack("<f", 1.0) * len(segments), {"d": "e" * 60_000}, 7))
+    sizes = [sum(map(len, portion.metadata + portion.segments)) for portion in portions]
+    assert len(sizes) == 8
+    assert BATCH_BYTES - 130_000 < sizes[0] <= BATCH_BYTES
+    firsts = accumulate((len(portion.segments) for portion in portions), initial=7)
+    assert [portion.first for portion in portions] == list(firsts)[:-1]
+    assert sum(len(portion.vectors) for portion in portions) == INSERT_SEGMENTS
 
 
 def test_a_long_path_does_not_have_the_request_refused() -> None:
