@@ -258,7 +258,9 @@ BEGIN
   EXECUTE format($sql$
     WITH gone AS (
       DELETE FROM %s AS s WHERE s.document_name = $1
-      RETURNING s.document_id, CASE jsonb_typeof(s.metadata) WHEN 'object' THEN s.metadata END AS metadata%s),
+      RETURNING s.document_id, CASE jsonb_typeof(s.metadata) WHEN 'object' THEN s.metadata END AS metadata,
+        CASE jsonb_typeof(s.metadata #> '{source,keys}') WHEN 'array' THEN s.metadata #> '{source,keys}'
+          ELSE '["page", "slide", "sheet", "section", "headings"]' END AS keys%s),
     own AS (
       SELECT v.kind, v.name, min(v.value COLLATE "C") AS value, bool_or(v.fills_itself) AS fills_itself,
         CASE WHEN count(v.value) = 0 THEN true ELSE NOT bool_or(v.is_unique)
@@ -270,8 +272,7 @@ BEGIN
           false AS fills_itself
         FROM jsonb_each(g.metadata) AS e
         WHERE e.key <> ALL ($2)
-          AND NOT coalesce(g.metadata #> '{source,keys}',
-            '["page", "slide", "sheet", "section", "headings"]') ? e.key
+          AND NOT EXISTS (SELECT FROM jsonb_array_elements_text(g.keys) AS k WHERE k = e.key)
         %s) AS v
       GROUP BY v.kind, v.name)
     SELECT (SELECT min(g.document_id) FROM gone AS g), jsonb_build_object(

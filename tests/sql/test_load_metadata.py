@@ -80,6 +80,39 @@ def test_metadata_of_very_many_strings_are_kept_in_a_moment(store: Connection, f
     assert kept == "x"
 
 
+def test_metadata_of_very_many_keys_are_kept_in_a_moment(store: Connection, folder: Path) -> None:
+    """All metadata were unpacked again for each key."""
+    store.execute(
+        "UPDATE docs SET metadata = metadata || m.own FROM (SELECT jsonb_object_agg('a key of a long name ' || i, i)"
+        " AS own FROM generate_series(1, 40000) AS i) AS m WHERE document_name ~ 'b.txt'"
+    )
+    # those of one segment came from the file
+    store.execute(
+        "UPDATE docs SET metadata = jsonb_set(metadata, '{source,keys}', k.keys) FROM"
+        " (SELECT '[\"page\"]' || jsonb_agg('a key of a long name ' || i) AS keys"
+        " FROM generate_series(10001, 40000) AS i) AS k"
+        " WHERE document_name ~ 'b.txt' AND segment_number = 1"
+    )
+    write(folder, b="beta")
+    store.execute("SET statement_timeout = '6s'")
+    result = load(store, f"{folder}/")
+    assert counts(result) == {"changed": 1, "unchanged": 1}
+    assert len(result["lost"][0]["metadata"]) == 30_000
+    query = "SELECT count(*) FROM docs AS d, jsonb_object_keys(d.metadata) AS k WHERE k LIKE 'a key %'"
+    assert rows(store, query) == [(10_000,)]
+
+
+@pytest.mark.parametrize("keys", ["5", '"author"', '{"author": 1}', "null", "[5, null]"])
+def test_a_list_of_keys_that_is_none_is_read_as_missing(store: Connection, folder: Path, keys: str) -> None:
+    own = '{"author": "D", "page": 7, "null": 1}'
+    store.execute("UPDATE docs SET metadata = jsonb_set(metadata, '{source,keys}', %s) || %s", (keys, own))
+    write(folder, a="alpha", b="beta")
+    result = load(store, f"{folder}/")
+    assert (counts(result), result["lost"]) == ({"changed": 2}, [])
+    kept = rows(store, "SELECT DISTINCT metadata ->> 'author', metadata ->> 'null' FROM docs")
+    assert kept == [("D", "1")]
+
+
 def test_what_differs_between_segments_is_lost_and_said(store: Connection, folder: Path) -> None:
     store.execute("UPDATE docs SET code = 'c' || document_id WHERE segment_number = 1")
     store.execute(
