@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import os
@@ -216,6 +217,16 @@ def test_metadata_of_as_many_bytes_as_there_may_be(make: Make) -> None:
     said = {"format": "b" * 498, "metadata": metadata, "segments": [{**SEGMENT, "metadata": metadata}]}
     parsed = ask(make(metadata_bytes=500), b"!say " + json.dumps(said).encode())
     assert parsed.metadata == parsed.segments[0].metadata == metadata
+
+
+def test_an_answer_is_parsed_without_looking_for_garbage(make: Make) -> None:
+    """All threads wait for that."""
+    order = b"!say " + json.dumps({"format": "", "metadata": {"a": [[]] * 500_000}, "segments": []}).encode()
+    sandbox = make()
+    before = gc.get_stats()[0]["collections"]
+    fails(sandbox, order)
+    assert gc.get_stats()[0]["collections"] - before < 100
+    assert gc.isenabled()
 
 
 def test_memory_is_bounded_and_the_child_replaced(make: Make) -> None:
