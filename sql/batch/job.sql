@@ -145,6 +145,7 @@ BEGIN
     -- a first vector tells the dimensions, and whether the model works, before anything is made
     _type := format('@vector@.vector(%s)', @vector@.vector_dims(ml_rag.embed('dimensions', _model)));
   END IF;
+  PERFORM ml_rag._check_names(jsonb_build_object(_in.relation, _input::oid));
   _output := to_regclass(_out.relation);
   IF _output IS NULL THEN
     EXECUTE format('CREATE TABLE %s (%s, %I %s, PRIMARY KEY (%s))', _out.relation,

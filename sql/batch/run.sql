@@ -1,16 +1,18 @@
 -- run: the batch routines: ml_rag, ml_generate and ml_embed for every row of a table.
 
-CREATE FUNCTION ml_rag._write_row(statements text[], key text[], value text, input text) RETURNS bigint
+CREATE FUNCTION ml_rag._write_row(job jsonb, statements text[], key text[], value text, input text)
+RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: the first of some statements that writes a row; how many it has written  Writes: the output table,
--- as the caller
+-- purpose: the first of some statements of the job that writes a row; how many it has written  Writes: the
+-- output table, as the caller
 DECLARE
   _statement text;
   _n bigint := 0;
 BEGIN
   FOREACH _statement IN ARRAY statements LOOP
-    CONTINUE WHEN _statement IS NULL;
-    EXECUTE _statement USING key, value, input;
+    CONTINUE WHEN job ->> _statement IS NULL;
+    PERFORM ml_rag._check_names(job -> 'names');
+    EXECUTE job ->> _statement USING key, value, input;
     GET DIAGNOSTICS _n = ROW_COUNT;
     EXIT WHEN _n > 0;
   END LOOP;
@@ -48,7 +50,7 @@ BEGIN
       RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = 'the text is too long',
         DETAIL = format('It has %s bytes, and may have 10000000.', given ->> 'bytes');
     END IF;
-    _n := ml_rag._write_row(ARRAY[job ->> 'update', job ->> 'insert', job ->> 'update'], _key, CASE _routine
+    _n := ml_rag._write_row(job, '{update,insert,update}', _key, CASE _routine
       WHEN 'ml_rag_table' THEN @extschema@.ml_rag_answer(_input, _options)::text
       WHEN 'ml_generate_table' THEN @extschema@.ml_generate(_input, _options)::text
       ELSE coalesce(vector, ml_rag.embed(_input, job ->> 'model',
@@ -66,11 +68,11 @@ BEGIN
         _detail = PG_EXCEPTION_DETAIL;
       error := concat(_message, ' (', _state, ')', ': ' || nullif(_detail, ''));
   END;
-  _n := ml_rag._write_row(ARRAY[job ->> 'note', job ->> 'note_insert', job ->> 'note'], _key, CASE _routine
+  _n := ml_rag._write_row(job, '{note,note_insert,note}', _key, CASE _routine
       WHEN 'ml_generate_table' THEN jsonb_build_object('text', NULL, 'error', error)::text
       WHEN 'ml_rag_table' THEN jsonb_build_object('error', error)::text ELSE error END, NULL);
   IF _n = 0 THEN
-    error := CASE ml_rag._write_row(ARRAY[job ->> 'result'], _key, NULL, NULL) WHEN 0 THEN error END;
+    error := CASE ml_rag._write_row(job, '{result}', _key, NULL, NULL) WHEN 0 THEN error END;
   END IF;
 END
 $$;

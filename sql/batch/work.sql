@@ -113,6 +113,25 @@ EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
 END
 $$;
 
+CREATE FUNCTION ml_rag._know_names() RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: have the session learn what others have renamed during the call, before it looks up a name. It
+-- does so when it takes a lock: on a table only if it has none yet, on an object such as a schema each time
+BEGIN
+  PERFORM pg_get_object_address('schema', '{pg_catalog}', '{}');
+END
+$$;
+
+CREATE FUNCTION ml_rag._check_names(names jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: refuse if a name of a job leads to another table by now, right before a statement that has it: a
+-- schema can be renamed while a model is asked. names: each with its OID  Errors: 42P01
+BEGIN
+  PERFORM ml_rag._know_names();
+  PERFORM ml_rag._check_name(n.key, n.value::oid) FROM jsonb_each_text(names) AS n;
+END
+$$;
+
 CREATE FUNCTION ml_rag._hold_filled(held oid[], checked oid[], store regclass, owner oid) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: tables that a job reads and fills are what and whose they were, until the end of the transaction;

@@ -15,12 +15,6 @@ _PHASES = {"ml_rag_table": "answering", "ml_generate_table": "generating", "ml_e
 _OF_ALL = ("57014", "08006")
 
 
-class Renamed(MlRagError):
-    """A table of the call was renamed or dropped, and another relation has its name."""
-
-    sqlstate = "42P01"
-
-
 class Table(Derived):
     """What waits are the rows without a result, or with an error; none is claimed: the later of two results stays."""
 
@@ -47,20 +41,14 @@ class Table(Derived):
         self._job = json.loads(job)
         self.relation = self._job["relation"]
         self.tell("counting rows")
+        yield from self.enter("read")
         self.total = yield from run(self._job["count"])
 
     def enter(self, step: str) -> Steps[None]:
         # The statements refer to tables by name: if one is renamed, another role can create a view of its name.
         names = self._job["names"]
         yield from call("_hold(oid[])", f"{{{','.join(names.values())}}}")
-        for name, oid in names.items():
-            found = yield from run("SELECT to_json(to_regclass($1 ->> 'name')::oid::text)", name=name)
-            if found != oid:
-                raise Renamed(
-                    f"table {name} does not exist any more",
-                    detail="It was renamed or dropped during the call; another relation has its name.",
-                    hint="The results so far are kept, and the next call resumes after them.",
-                )
+        yield from call("_check_names(jsonb)", names)
 
     def read(self) -> Steps[Batch | None]:
         if self._is_last:
