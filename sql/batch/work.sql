@@ -142,6 +142,7 @@ DECLARE
   _owner oid;
   _found record;
 BEGIN
+  PERFORM ml_rag._know_names();
   PERFORM ml_rag._hold(held);
   PERFORM ml_rag._refuse_foreign_schema(c) FROM unnest(checked) AS c;
   _owner := (SELECT c.relowner FROM pg_class AS c WHERE c.oid = store);
@@ -151,7 +152,8 @@ BEGIN
       HINT = 'Call again, if you trust that role.';
   END IF;
   SELECT c.oid::regclass AS part, c.relowner INTO _found FROM pg_class AS c
-  WHERE c.oid = ANY (held) AND c.relowner <> owner AND NOT ml_rag._trusts(c.relowner) LIMIT 1;
+  WHERE c.oid = ANY (held || ml_rag._parts(store)) AND c.relowner <> owner
+    AND NOT ml_rag._trusts(c.relowner) LIMIT 1;
   IF FOUND THEN
     RAISE EXCEPTION USING ERRCODE = '42501',
       MESSAGE = format('part "%s" of table "%s" belongs to a role that you do not trust', _found.part, store),

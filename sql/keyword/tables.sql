@@ -187,8 +187,8 @@ COMMENT ON VIEW ml_rag.keyword_index IS
 
 CREATE FUNCTION ml_rag._indexed_rows(store regclass) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: SQL of the rows that the index of a table has: those of its partitions, but not of what else
--- inherits from it
+-- purpose: SQL of the rows of a table that its index has, and its jobs fill: those of its partitions, but not
+-- of what else inherits from it
 -- Reads: the catalog
 BEGIN
   RETURN CASE (SELECT c.relkind FROM pg_class AS c WHERE c.oid = store) WHEN 'p' THEN '' ELSE 'ONLY ' END

@@ -41,7 +41,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 DECLARE
   _text CONSTANT text := 'CASE WHEN octet_length(t.segment) <= 10000000 THEN t.segment::text END';
   _has_text CONSTANT text := '(octet_length(t.segment) > 10000000 OR t.segment ~ ''[^[:space:]]'')';
-  _store text := ml_rag._relation_name(run.store);
+  _store text := ml_rag._indexed_rows(run.store);
   _columns text := (SELECT string_agg(format('t.%I', k), ', ' ORDER BY place)
     FROM unnest(run.store_key) WITH ORDINALITY AS u (k, place));
   _parent ml_rag._node_group;
@@ -87,7 +87,7 @@ BEGIN
       (SELECT string_agg(format('t.%I AS %I', k, o), ', ' ORDER BY place)
         FROM unnest(_parent.key, run.store_key)
         WITH ORDINALITY AS u (k, o, place)),
-      ml_rag._relation_name(_parent.relation),
+      ml_rag._indexed_rows(_parent.relation),
       ml_rag._same_key('n', _parent.key, 't', _parent.key));
   END CASE;
 END
@@ -105,7 +105,7 @@ BEGIN
     ' WHERE octet_length(%s) <= 2600 AND CASE'
     ' WHEN h.text_hash IS NULL OR h.text_hash <> s.hash OR h.members IS DISTINCT FROM s.members OR h.error '
     'IS NOT NULL AND %s THEN ml_rag._is_text(concat(%4$s, s.members)) ELSE false END',
-    ml_rag._node_sources(run), ml_rag._relation_name(run.relation),
+    ml_rag._node_sources(run), ml_rag._indexed_rows(run.relation),
     ml_rag._same_key('h', run.key, 's', run.store_key), ml_rag._key_text('s', run.store_key),
     CASE WHEN run.retries THEN 'true' ELSE 'h.next_attempt <= now()' END);
 END

@@ -42,7 +42,7 @@ BEGIN
   RETURN (
     SELECT format('nullif(concat_ws(%L, %s), %L)', E'\n', string_agg(format(
       '(SELECT string_agg(n.node, %L ORDER BY n.node_number) FROM %s AS n WHERE %s AND n.node_number > 0)',
-      E'\n', ml_rag._relation_name(g.relation), ml_rag._same_key('n', g.key, 's', g.store_key)), ', '
+      E'\n', ml_rag._indexed_rows(g.relation), ml_rag._same_key('n', g.key, 's', g.store_key)), ', '
         ORDER BY g.relation), '')
     FROM ml_rag._node_groups(store) AS g WHERE (g.options -> 'merge')::boolean HAVING count(*) > 0);
 END

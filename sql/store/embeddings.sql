@@ -71,7 +71,7 @@ BEGIN
   PERFORM ml_rag._hold(ARRAY[store::oid]);
   -- no regular expression over what is longer than any text that is embedded
   EXECUTE format('SELECT count(*) FROM %s AS t WHERE t.%I IS NULL AND (octet_length(t.%I) > 1000000'
-    ' OR t.%3$I ~ ''[^[:space:]]'')', ml_rag._relation_name(store), column_name, segment) INTO _n;
+    ' OR t.%3$I ~ ''[^[:space:]]'')', ml_rag._indexed_rows(store), column_name, segment) INTO _n;
   RETURN _n;
 END
 $$;

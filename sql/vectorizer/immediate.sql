@@ -3,6 +3,22 @@
 -- ml_rag.vectorizer_error; what every row would get, such as a model server that cannot be reached, fails the
 -- statement.
 
+CREATE FUNCTION ml_rag._hold_written(relation regclass, filled regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
+-- purpose: what an immediate vectorizer reads and fills is what and whose it was, with triggers of trusted
+-- roles only, until the end of the transaction. While the model is asked, a schema can be renamed, and a
+-- child attached
+BEGIN
+  -- no trigger comes between the check and the rows: a child can have one of the same key, of partitions only
+  -- the one that was written
+  PERFORM ml_rag._know_names();
+  PERFORM ml_rag._hold(ml_rag._parts(filled), (
+    SELECT c.relkind = 'r' FROM pg_class AS c WHERE c.oid = filled));
+  PERFORM ml_rag._refuse_foreign_schema(filled);
+  PERFORM ml_rag._refuse_foreign_trigger(relation, filled);
+END
+$$;
+
 CREATE FUNCTION ml_rag._written_keys(relation regclass) RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: SQL of the keys of those rows of a statement that wait, in the order of ml_rag_new; null where
@@ -12,17 +28,10 @@ DECLARE
   _filled regclass := coalesce(_segments, relation);
   _key name[] := (ml_rag._primary_key(relation)).key;
 BEGIN
-  PERFORM ml_rag._hold(ml_rag._parts(_filled));
-  PERFORM ml_rag._refuse_foreign_schema(_filled);
-  IF (SELECT c.relkind = 'r' FROM pg_class AS c WHERE c.oid = _filled) THEN
-    -- no trigger comes between the check and the rows: a child can have one of the same key, of partitions
-    -- only the one that was written
-    EXECUTE format('LOCK TABLE %s IN ROW EXCLUSIVE MODE', ml_rag._relation_name(_filled));
-  END IF;
-  PERFORM ml_rag._refuse_foreign_trigger(relation, _filled);
+  PERFORM ml_rag._hold_written(relation, _filled);
   RETURN format('SELECT array_agg(%s) FROM ml_rag_new AS t WHERE %s', ml_rag._key_text('t', _key),
     CASE WHEN _segments IS NULL THEN 't.segment_embedding IS NULL'
-      ELSE format('EXISTS (SELECT FROM %s AS s WHERE %s AND s.segment_embedding IS NULL)',
+      ELSE format('EXISTS (SELECT FROM ONLY %s AS s WHERE %s AND s.segment_embedding IS NULL)',
         ml_rag._full_name(_segments),
         ml_rag._same_key('s', (ml_rag._source_key(_segments)).key, 't', _key)) END);
 END

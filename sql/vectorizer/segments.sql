@@ -55,7 +55,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- document_id is the key where that is one integer, else a hash of it.
 DECLARE
   _table regclass := ml_rag._segment_table(relation, true);
-  _segments text := ml_rag._full_name(_table);
+  _segments text := 'ONLY ' || ml_rag._full_name(_table);
   _source record := ml_rag._primary_key(relation);
   _keys record;
   _hash CONSTANT text := 'hashtextextended(coalesce(n.segment, '''') COLLATE "C", 0)';
@@ -108,7 +108,7 @@ BEGIN
   _now := CASE WHEN NOT row_security_active(relation) THEN 'ONLY ' || ml_rag._full_name(relation)
     ELSE format('(SELECT * FROM %s WHERE %L)', _written, operation <> 'DELETE') END;
   _insert := format('INSERT INTO %s AS s (%s, document_id, document_name, metadata, segment_number, segment,'
-    ' text_hash) SELECT %s, %s, %s, %s, 1, n.segment, %s', _segments, _keys.segments,
+    ' text_hash) SELECT %s, %s, %s, %s, 1, n.segment, %s', ml_rag._full_name(_table), _keys.segments,
     _keys.source, _keys.document_id, _name, _metadata, _hash);
   _stale := format('%s AS o LEFT JOIN %s AS n ON %s WHERE %s AND (n.%I IS NULL OR s.text_hash <> %s',
     _written, _now, _same, _keys.old, _source.key[1], _hash);

@@ -1,4 +1,4 @@
-"""batch: a table that is exchanged while a model is asked about its rows."""
+"""batch and vectorizer: a table that is exchanged, or gets a child, while a model is asked about its rows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from support.cluster import Connection, Database, noticed
+from support.models_server import ModelsServer
 from support.schema import SqlModel
 from support.stores import create_store, error, fake_embedding
+from support.vectorizers import create, run
 
 #: what another role puts in the place of a table: its columns, as SELECT has them
 PLANTS = {
@@ -17,6 +19,18 @@ PLANTS = {
     "CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON {name} FOR EACH STATEMENT EXECUTE FUNCTION own.evil()",
     "a view": "CREATE VIEW {name} AS SELECT {columns} WHERE own.evil(1)",
 }
+#: columns of a table with a vectorizer, and of one of segments
+ITEMS = "1 AS id, 'x' AS name, 'x' AS segment, NULL::public.vector(16) AS segment_embedding"
+SEGMENTS = (
+    "1 AS source_id, 1::bigint AS document_id, 'd' AS document_name, '{}'::jsonb AS metadata, 1 AS segment_number,"
+    " 'x' AS segment, 1::bigint AS text_hash, NULL::public.vector(16) AS segment_embedding"
+)
+#: triggers and other code of the owner of a child or partition
+OF_PART = (
+    "CREATE TRIGGER t BEFORE UPDATE ON own.part FOR EACH ROW EXECUTE FUNCTION own.evil();"
+    "ALTER TABLE own.part ADD CHECK (own.evil(1));"
+    "CREATE STATISTICS own.s ON (own.evil(1) AND segment = 'x'), segment FROM own.part"
+)
 
 
 @pytest.fixture
@@ -42,6 +56,92 @@ def exchange(owner: Connection, taker: Connection, what: str, **relations: str) 
     for name, columns in relations.items():
         taker.execute(PLANTS[what].format(name=f"kb.{name}", columns=columns).encode())
         taker.execute(f"GRANT ALL ON kb.{name} TO PUBLIC".encode())
+
+
+def give_part(db: Database, owner: Connection, taker: Connection) -> None:
+    owner.execute(f"ALTER TABLE own.part OWNER TO {db.role('tenant')}")
+    taker.execute(OF_PART)
+
+
+def make_items(owner: Connection, **options: Any) -> None:
+    owner.execute("CREATE TABLE kb.items (id integer PRIMARY KEY, name text); INSERT INTO kb.items VALUES (1, 'lamp')")
+    create(owner, "kb.items", "name", **options)
+    run(owner, "kb.items")
+    owner.execute("GRANT INSERT ON kb.items TO PUBLIC")
+
+
+@pytest.mark.parametrize("what", PLANTS)
+@pytest.mark.parametrize("destination", ["column", "table"])
+def test_of_an_immediate_vectorizer(
+    db: Database, owner: Connection, taker: Connection, models: ModelsServer, destination: str, what: str
+) -> None:
+    make_items(owner, mode="immediate", destination=destination)
+    writer = db.connect("asker")
+    said = noticed(writer)
+    models.before[len(models.requests)] = lambda: exchange(owner, taker, what, items=ITEMS, items_segments=SEGMENTS)
+    writer.execute("INSERT INTO kb.items (id, name) VALUES (2, 'tent')")
+    assert said == []
+    table = "items" if destination == "column" else "items_segments"
+    assert owner.execute(f"SELECT segment, segment_embedding IS NULL FROM former.{table} ORDER BY 1").fetchall() == [
+        ("lamp", False),
+        ("tent", False),
+    ]
+
+
+@pytest.mark.parametrize("destination", ["column", "table"])
+def test_a_child_for_an_immediate_vectorizer(
+    db: Database, owner: Connection, taker: Connection, models: ModelsServer, destination: str
+) -> None:
+    make_items(owner, mode="immediate", destination=destination)
+    table = "items" if destination == "column" else "items_segments"
+
+    def attach() -> None:
+        owner.execute(f"CREATE TABLE own.part () INHERITS (kb.{table})")
+        owner.execute(
+            "INSERT INTO own.part (id, name) VALUES (2, 'tent')"
+            if destination == "column"
+            else "INSERT INTO own.part SELECT * FROM ONLY kb.items_segments"
+        )
+        give_part(db, owner, taker)
+
+    writer = db.connect("asker")
+    said = noticed(writer)
+    models.before[len(models.requests)] = attach
+    with error("42501", "does not trust the owner of the table"):
+        writer.execute("INSERT INTO kb.items (id, name) VALUES (2, 'tent')")
+    assert said == []
+
+
+def test_a_child_of_a_table_of_segments(
+    db: Database, owner: Connection, taker: Connection, models: ModelsServer
+) -> None:
+    make_items(owner, destination="table")
+    owner.execute("INSERT INTO kb.items (id, name) VALUES (2, 'tent')")
+    owner.execute("CREATE TABLE own.part () INHERITS (kb.items_segments)")
+    owner.execute("INSERT INTO own.part SELECT * FROM ONLY kb.items_segments WHERE source_id = 2")
+    give_part(db, owner, taker)
+    said = noticed(owner)
+    with error("55000", 'the embeddings of "kb.items_segments" cannot be changed'):
+        run(owner, "kb.items")
+    with error("42501", "does not trust the owner of the table"):
+        owner.execute("UPDATE kb.items SET name = 'net' WHERE id = 2")
+    assert said == []
+
+
+def test_a_partition_is_refused_before_it_is_read(
+    db: Database, owner: Connection, taker: Connection, models: ModelsServer
+) -> None:
+    owner.execute(
+        "CREATE TABLE kb.items (id integer PRIMARY KEY, name text) PARTITION BY LIST (id);"
+        "CREATE TABLE kb.first PARTITION OF kb.items FOR VALUES IN (1);"
+        "CREATE TABLE own.part PARTITION OF kb.items FOR VALUES IN (2); INSERT INTO kb.items VALUES (1, 'a'), (2, 'b')"
+    )
+    create(owner, "kb.items", "name")
+    give_part(db, owner, taker)
+    said = noticed(owner)
+    with error("42501", 'part "own.part" of table "kb.items" belongs to a role that you do not trust'):
+        run(owner, "kb.items")
+    assert said == []
 
 
 @pytest.mark.parametrize("what", PLANTS)

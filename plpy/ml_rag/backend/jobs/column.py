@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 from ml_rag.backend.jobs import vectors
-from ml_rag.backend.jobs.loop import MOST_BYTES, Batch, Derived, Session, Statement, Steps, call, run
+from ml_rag.backend.jobs.loop import MOST_BYTES, Batch, Derived, Session, Statement, Steps, array, run
 from ml_rag.backend.retrieval.sqltext import identifier
 from ml_rag.errors import MlRagError
 
@@ -97,15 +97,17 @@ class Column(Derived):
             # given back after the commit of what they were for
             self._unlock()
         is_here = part and part["shard"] is None and (step == "write" or not self._is_through)
-        # a table before its parts, and after its segments
+        # a table before its parts, and after its segments; all parts where all are read, to count their rows
         held = dict.fromkeys((job["store"], part["oid"] if is_here else job["store"], job["relation"]))
-        yield from call(
-            "_hold_filled(oid[], oid[], oid, oid)",
-            *(f"{{{','.join(map(str, held))}}}", f"{{{job['store']}}}", job["store"], job["owner"]),
-        )
+        parts = "ml_rag._parts(o)" if self._found is None or step == "finish" else "ARRAY[o]"
+        yield from run(
+            "SELECT NULL FROM ml_rag._hold_filled(ARRAY(SELECT unnest("
+            f"{parts}) FROM unnest({array('held', 'oid')}) AS h (o)), ARRAY[($1 ->> 'store')::oid],"
+            " ($1 ->> 'store')::oid, ($1 ->> 'owner')::oid)",
+            held=[*held], store=job["store"], owner=job["owner"],
+        )  # fmt: skip
         if is_here:
-            # it can have been renamed, and another have its name
-            part["name"] = yield from run("SELECT to_json(ml_rag._relation_name(($1 ->> 'oid')::oid))", oid=part["oid"])
+            yield from self._name_part()
         found = yield from self._look_up()
         if found["model_id"] != job["model_id"]:
             detail = f"They are of model {found['model_id']} now."
@@ -118,6 +120,11 @@ class Column(Derived):
             detail=detail,
             hint="Call again.",
         )
+
+    def _name_part(self) -> Steps[None]:
+        """It can have been renamed, and another have its name."""
+        part = self._part
+        part["name"] = yield from run("SELECT to_json(ml_rag._relation_name(($1 ->> 'oid')::oid))", oid=part["oid"])
 
     def read(self) -> Steps[Batch | None]:
         if self._is_through:

@@ -123,7 +123,7 @@ class Embedding(Column):
                 "The result has the first error.",
                 "What was done is kept: call again when the rows, or the model, are mended.",
             )
-        yield from self._look_up()
+        yield from self.enter("finish")
         return {
             "vector_store": self.relation,
             "embedding": self._job["embedding"],

@@ -48,7 +48,7 @@ _TOO_MANY = {
 #: parents are read: that of the documents, if it has no nulls, so that a batch does not put together later documents
 _FACTS = """
 SELECT json_build_object('relation', r.relation::oid::bigint, 'name', ml_rag._relation_name(r.relation),
-  'store', ml_rag._relation_name(r.store),
+  'rows', ml_rag._indexed_rows(r.relation), 'store', ml_rag._indexed_rows(r.store),
   'options', r.options, 'key', r.key, 'store_key', r.store_key, 'key_types', r.key_types,
   'asks_model', ml_rag._asks_model(r.options ->> 'transform'), 'pending', ml_rag._pending_nodes(r),
   'sources', ml_rag._node_sources(r), 'same', ml_rag._same_key('h', r.key, 's', r.store_key),
@@ -177,7 +177,7 @@ class NodeGroups(Derived):
         after = "" if self._after_gone is None else f" AND ({columns}) > ({values})"
         gone: list[dict[str, Any]] | None = yield from run(
             f"SELECT json_agg(p ORDER BY p.place) FROM (SELECT {group['node_key']} AS key,"
-            f" row_number() OVER (ORDER BY {columns}) AS place FROM {group['name']} AS h WHERE h.node_number = 0"
+            f" row_number() OVER (ORDER BY {columns}) AS place FROM {group['rows']} AS h WHERE h.node_number = 0"
             f" AND NOT EXISTS (SELECT FROM ({group['sources']}) AS s WHERE {group['same']}){after}"
             f" ORDER BY place LIMIT {_SIZE_GONE}) AS p",
             after=self._after_gone,
@@ -269,7 +269,7 @@ class NodeGroups(Derived):
         free = set(keys)
         made = [row for row in made if row["key"] in free]
         former = yield from run(
-            f"WITH former AS (DELETE FROM {nodes} AS n USING json_array_elements_text($1 -> 'keys') AS u (key)"
+            f"WITH former AS (DELETE FROM {group['rows']} AS n USING json_array_elements_text($1 -> 'keys') AS u (key)"
             f" WHERE ({of_nodes}) = ({values}) RETURNING n.node_number, u.key, n.text_hash::text, n.attempts)"
             " SELECT json_object_agg(f.key, json_build_array(f.text_hash, f.attempts)) FROM former AS f"
             " WHERE f.node_number = 0",

@@ -36,6 +36,8 @@ class Vectorizer(Column):
     def begin(self) -> Steps[None]:
         yield Statement(function("_check_embedding_table(oid)"), self.session.given)
         yield from self._make_run()
+        if self._job["store"] != self._job["relation"]:
+            yield from call("_check_embedding_table(oid)", self._job["store"])
 
     def _look_up(self) -> Steps[dict[str, Any]]:
         found: dict[str, Any] = yield from call("_find_vectorizer(oid)", self._job["relation"])
@@ -142,12 +144,12 @@ class Vectorizer(Column):
               SELECT t.ctid AS place, t.*, u.n
               FROM ROWS FROM (json_array_elements_text($1 -> 'places'), json_array_elements_text($1 -> 'texts'))
                 WITH ORDINALITY AS u (place, text, n)
-              JOIN {table} AS t ON t.ctid = u.place::tid
+              JOIN ONLY {table} AS t ON t.ctid = u.place::tid
               WHERE u.n IN (SELECT m.n FROM made AS m) AND t.segment_embedding IS NULL
                 AND t.segment COLLATE "C" = u.text
               FOR NO KEY UPDATE OF t SKIP LOCKED
             ), written AS (
-              UPDATE {table} AS t SET segment = m.segment, metadata = {metadata}, segment_embedding = m.vector
+              UPDATE ONLY {table} AS t SET segment = m.segment, metadata = {metadata}, segment_embedding = m.vector
               FROM free AS f JOIN made AS m ON m.n = f.n AND m.number = 1 WHERE t.ctid = f.place
               RETURNING 1
             ), more AS (
@@ -179,7 +181,7 @@ class Vectorizer(Column):
         # waited for
         key, table = yield from run(
             f"SELECT json_build_array(ml_rag._key_text('t', {array('key')}::name[]),"
-            " ml_rag._relation_name(($1 ->> 'store')::oid))",
+            " ml_rag._indexed_rows(($1 ->> 'store')::oid))",
             key=self._job["key"], store=self._job["store"],
         )  # fmt: skip
         yield from run(
@@ -201,6 +203,7 @@ class Vectorizer(Column):
 
     def end(self) -> Steps[dict[str, Any]]:
         job = self._job
+        yield from self.enter("finish")
         pending = yield from call("_warn_of_run(oid, oid, bigint)", job["relation"], job["store"], self.failed)
         self._warn_of_truncation()
         return {
@@ -239,7 +242,9 @@ class Written(Vectorizer):
         self._found, self._is_last = 0, True
 
     def enter(self, step: str) -> Steps[None]:
-        yield from ()
+        if step == "write":
+            yield from call("_hold_written(oid, oid)", self._job["relation"], self._job["store"])
+            yield from self._name_part()
 
     def read(self) -> Steps[Batch | None]:
         if self._is_through:
