@@ -154,6 +154,14 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._derived_name(name text, suffix text) RETURNS name
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+-- purpose: a name and a suffix, with as much of the name as the 63 bytes of a name have room for
+BEGIN
+  RETURN substr((suffix || name)::name, length(suffix) + 1) || suffix;
+END
+$$;
+
 CREATE FUNCTION ml_rag._full_name(relation regclass) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: a relation's name with its schema, quoted where need be: the one that it has now, whatever older

@@ -83,7 +83,7 @@ BEGIN
   WHERE _options ->> 'parent' NOT IN ('segment', 'document');
   SELECT n.nspname, c.relname, c.relowner, c.relpersistence INTO _store
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
-  _name := concat(left(_store.relname, 62 - length(_options ->> 'name')), '_', _options ->> 'name');
+  _name := ml_rag._derived_name(_store.relname, concat('_', _options ->> 'name'));
   _nodes := format('%I.%I', _store.nspname, _name);
   IF EXISTS (SELECT FROM ml_rag._node_groups(store) AS g WHERE g.name = _options ->> 'name') THEN
     RAISE EXCEPTION USING ERRCODE = '42710',

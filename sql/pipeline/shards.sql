@@ -244,8 +244,7 @@ $$;
 CREATE FUNCTION ml_rag._calls_name(relation name) RETURNS name
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the name of the table of calls of that relation
-SELECT concat(max(left(relation, i)), '_calls') FROM generate_series(1, 63) AS i
-WHERE octet_length(left(relation, i)) <= 57
+SELECT ml_rag._derived_name(relation, '_calls')
 $$;
 
 CREATE FUNCTION ml_rag._calls_of(shard regclass) RETURNS regclass

@@ -23,7 +23,8 @@ DECLARE
   -- with its types: a function of that name and of others may be there
   _signature text;
 BEGIN
-  SELECT c.relowner, format('%I.%I', n.nspname, format('%s_%s_visible', left(c.relname, 40), c.oid))
+  SELECT c.relowner, format('%I.%I', n.nspname,
+    ml_rag._derived_name(c.relname, format('_%s_visible', c.oid)))
   INTO _owner, _function
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation;
   _signature := format('%s(%s)', _function, array_to_string(types, ', '));

@@ -63,7 +63,8 @@ DECLARE
   _function text;
   _owner regrole;
 BEGIN
-  SELECT ml_rag._function_name(relation, left(c.relname, 57) || '_embed'), c.relowner INTO _function, _owner
+  SELECT ml_rag._function_name(relation, ml_rag._derived_name(c.relname, '_embed')), c.relowner
+  INTO _function, _owner
   FROM pg_class AS c WHERE c.oid = relation;
   EXECUTE format($sql$
     CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog,

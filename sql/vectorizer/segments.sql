@@ -154,15 +154,15 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- Writes: a new table, as the caller
 DECLARE
   _key record := ml_rag._primary_key(relation);
-  _columns text := (SELECT string_agg(quote_ident(left('source_' || k, 63)), ', ' ORDER BY place)
+  _columns text := (SELECT string_agg(quote_ident(('source_' || k)::name), ', ' ORDER BY place)
     FROM unnest(_key.key) WITH ORDINALITY AS u (k, place));
   _source record;
   _name text;
   _grantee oid;
   _table text;
 BEGIN
-  SELECT n.nspname, left(c.relname, 54) || '_segments' AS name, c.relkind, c.relowner::regrole AS owner,
-    c.relacl INTO _source
+  SELECT n.nspname, ml_rag._derived_name(c.relname, '_segments') AS name, c.relkind,
+    c.relowner::regrole AS owner, c.relacl INTO _source
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation;
   _name := format('%I.%I', _source.nspname, _source.name);
   IF _source.relkind = 'p' OR EXISTS (
@@ -187,7 +187,7 @@ BEGIN
     ' metadata jsonb NOT NULL DEFAULT ''{}'', segment_number integer NOT NULL, segment text, text_hash '
     'bigint NOT NULL,'
     ' segment_embedding %s, PRIMARY KEY (%s, segment_number))', _name,
-    (SELECT string_agg(format('%I %s NOT NULL', left('source_' || u.k, 63), u.type), ', ' ORDER BY u.place)
+    (SELECT string_agg(format('%I %s NOT NULL', ('source_' || u.k)::name, u.type), ', ' ORDER BY u.place)
      FROM unnest(_key.key, _key.types) WITH ORDINALITY AS u (k, type, place)), type, _columns);
   EXECUTE format('ALTER TABLE %s OWNER TO %s', _name, _source.owner);
   EXECUTE format('COMMENT ON TABLE %s IS %L', _name, ml_rag._segments_comment(chunking));
