@@ -67,13 +67,14 @@ BEGIN
       WHERE c.value = ANY (_names))
     || coalesce(given, '{}');
   FOR _column IN SELECT c.key, c.value FROM jsonb_each_text(columns) AS c LOOP
-    IF NOT EXISTS (SELECT FROM pg_attribute AS a
+    IF NOT EXISTS (SELECT FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
                    WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
                      AND a.attname = _column.value
-                     AND (_column.key <> 'segment_embedding' OR a.atttypid = ANY (_vectors))) THEN
+                     AND CASE _column.key WHEN 'segment_embedding' THEN a.atttypid = ANY (_vectors)
+                       WHEN 'segment' THEN t.typcategory = 'S' ELSE true END) THEN
       PERFORM ml_rag._bad_option('vector_store_columns', jsonb_build_object(_column.key, _column.value),
         CASE _column.key WHEN 'segment_embedding' THEN 'a column of type vector or halfvec'
-          ELSE 'a column of the table' END);
+          WHEN 'segment' THEN 'a column of type text' ELSE 'a column of the table' END);
     ELSIF _column.value ~ '[[:space:],;]' AND _column.key <> 'segment_embedding' THEN
       RAISE EXCEPTION USING ERRCODE = '22023',
         MESSAGE = format('column "%s" cannot stand in a marker', _column.value),
@@ -198,10 +199,13 @@ BEGIN
   PERFORM ml_rag._hold(ARRAY[_former::oid]) WHERE _former IS NOT NULL;
   IF _former IS NOT NULL AND NOT EXISTS (
     SELECT FROM pg_class AS v JOIN pg_class AS c ON c.oid = relation
-    WHERE v.oid = _former AND v.relowner IN (c.relowner, quote_ident(current_user)::regrole)) THEN
+    WHERE v.oid = _former AND v.relkind = 'v'
+      AND v.relowner IN (c.relowner, quote_ident(current_user)::regrole)) THEN
     RAISE EXCEPTION USING ERRCODE = '42P07', MESSAGE = format('relation "%s" already exists', _former),
-      DETAIL = 'It belongs to another role, which could change what it shows and run code as its readers.',
-      HINT = 'Give the view another name in "view", or drop the other one.';
+      DETAIL = CASE (SELECT v.relkind FROM pg_class AS v WHERE v.oid = _former) WHEN 'v' THEN
+        'It belongs to another role, which could change what it shows and run code as its readers.'
+        ELSE 'It is not a view.' END,
+      HINT = 'Give the view another name in "view".';
   END IF;
   EXECUTE format('CREATE %s VIEW %s %s AS SELECT t.id, t.document, t.cmetadata, t.embedding FROM %s AS t '
       'WHERE t.collection_id = %L', CASE WHEN _former IS NOT NULL THEN 'OR REPLACE' END, _name,

@@ -209,6 +209,9 @@ def test_one_collection(db: Database, owner: Connection, asker: Connection) -> N
     grant(owner, "other beasts")
     assert comment_on(owner, name, "embedding") is None
     assert [row[5] for row in search(asker, "a badger", {"n_citations": 9})] == ["a badger"]
+    owner.execute("CREATE TABLE birds ()")
+    with error("42P07", "birds", "not a view", '"view"'):
+        adopt(owner, name, embed_model_id="fake-embed", collection="birds")
     adopt(owner, name, embed_model_id="fake-embed", collection="birds", view="avian")
     grant(owner, "avian")
     assert {row[5] for row in search(asker, "q", {"n_citations": 9, "vector_store": ["public.avian"]})} == set(TEXTS)
@@ -345,6 +348,7 @@ def test_dimensions_of_another_model_and_models_that_are_none(db: Database, owne
         ("words text, embedding vector(16)", {}, "which column holds the texts"),
         ("content text, embedding vector(16)", {"segment": "words"}, "vector_store_columns"),
         ("content text, embedding vector(16)", {"segment_embedding": "content"}, "vector_store_columns"),
+        ("id integer, embedding vector(16)", {"segment": "id"}, "a column of type text"),
         ("content text, embedding vector(16)", {"segments": "content"}, "segments"),
         ('"my, text" text, embedding vector(16)', {"segment": "my, text"}, "cannot stand in a marker"),
     ],
