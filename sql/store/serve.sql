@@ -38,8 +38,8 @@ AS $$
 -- Several roles of the other server can be the same one here: the store must be that of the view, which is
 -- open to some of them.
 -- Reads: the store and its index, as the caller
--- Errors: 22023 unknown request, 42501 another store than that of the view, or none that the role may search,
--- 55000 another version, or no such index, 57P03 statement_timeout, lock_timeout or a cancel here
+-- Errors: 22023 unknown or invalid request, 42501 another store than that of the view, or none that the role
+-- may search, 55000 another version, or no such index, 57P03 statement_timeout, lock_timeout or a cancel here
 DECLARE
   _name text := (SELECT format('%I.%I', n.nspname, c.relname)
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -49,6 +49,7 @@ DECLARE
   _arm ml_rag.arm;
   _described jsonb;
   _found record;
+  _detail text;
 BEGIN
   IF store::text IS DISTINCT FROM current_setting('ml_rag.shard', true) THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'permission denied for this request to a shard',
@@ -117,6 +118,10 @@ BEGIN
 EXCEPTION WHEN query_canceled OR lock_not_available THEN
   -- 57014 and 55P03 would look like those of the other server
   RAISE EXCEPTION USING ERRCODE = '57P03', MESSAGE = SQLERRM;
+WHEN external_routine_exception THEN
+  -- no model is asked here: it is the request, which ml_rag does not make like that
+  GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL;
+  RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'invalid request to a shard', DETAIL = _detail;
 END
 $$;
 

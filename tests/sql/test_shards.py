@@ -763,6 +763,15 @@ def test_a_request_gets_what_its_role_may_read(sharded: Connection, asker: Conne
     index = ask(call="describe")["keyword index"]
     with error("22023", "unknown request", ours=False):
         ask(call="drop", **index)
+    near = {"question": "birch", "distance_metric": "COSINE", "query_embedding": str([1] * 16)}
+    arm = {"search": "semantic", "candidates": 5}
+    assert ask(call="semantic", request={**near, "options": {}}, arm=arm)["hits"]
+    for request in (
+        {"call": "semantic", "request": {**near, "options": {"index_options": "x"}}, "arm": arm},
+        {"call": "statistics", "terms": 1, **index},
+    ):
+        with error("22023", "invalid request to a shard", ours=False):
+            ask(**request)
     with shard[0].connect("loader") as other:
         other.execute("REVOKE SELECT ON a FROM ml_rag_user")
     with error("55000", "none that its role may search", ours=False):
