@@ -113,15 +113,6 @@ EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
 END
 $$;
 
-CREATE FUNCTION ml_rag._know_names() RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: have the session learn what others have renamed during the call, before it looks up a name. It
--- does so when it takes a lock: on a table only if it has none yet, on an object such as a schema each time
-BEGIN
-  PERFORM pg_get_object_address('schema', '{pg_catalog}', '{}');
-END
-$$;
-
 CREATE FUNCTION ml_rag._check_names(names jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: refuse if a name of a job leads to another table by now, right before a statement that has it: a
@@ -142,7 +133,6 @@ DECLARE
   _owner oid;
   _found record;
 BEGIN
-  PERFORM ml_rag._know_names();
   PERFORM ml_rag._hold(held);
   PERFORM ml_rag._refuse_foreign_schema(c) FROM unnest(checked) AS c;
   _owner := (SELECT c.relowner FROM pg_class AS c WHERE c.oid = store);

@@ -250,6 +250,15 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._know_names() RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: have the session learn what others have renamed during the call, before it looks up a name. It
+-- does so when it takes a lock: on a table only if it has none yet, on an object such as a schema each time
+BEGIN
+  PERFORM pg_get_object_address('schema', '{pg_catalog}', '{}');
+END
+$$;
+
 CREATE FUNCTION ml_rag._hold(relations oid[], from_triggers boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: these relations keep their names and owners until the end of the transaction; a check of owners
@@ -264,6 +273,7 @@ DECLARE
   _name text;
   _statement text;
 BEGIN
+  PERFORM ml_rag._know_names();
   FOREACH _relation IN ARRAY relations LOOP
     _name := ml_rag._relation_name(_relation);
     _statement := format('PREPARE ml_rag_held AS %s FROM ONLY %s',
@@ -280,29 +290,53 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._hold_read(relations oid[]) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
+-- purpose: ml_rag._hold for relations that are read, those in schemas that the caller may not use among them
+-- These cannot be named. PREPARE locks what a view or a policy reads; LOCK TABLE locks the parts of a table,
+-- and of what a view reads, if its owner may SELECT that.
+DECLARE
+  _named oid[] := ARRAY(
+    SELECT r.oid FROM unnest(relations) WITH ORDINALITY AS r (oid, place) JOIN pg_class AS c ON c.oid = r.oid
+    WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND has_schema_privilege(c.relnamespace, 'USAGE')
+    ORDER BY r.place);
+  _name text;
+BEGIN
+  PERFORM ml_rag._hold(_named);
+  FOR _name IN
+    SELECT ml_rag._relation_name(c.oid) FROM pg_class AS c
+    WHERE NOT relations <@ _named AND c.oid = ANY (_named) AND has_table_privilege(c.oid, 'SELECT')
+      AND (c.relkind = 'v' OR c.relkind IN ('r', 'p') AND c.relhassubclass)
+  LOOP
+    BEGIN
+      EXECUTE format('LOCK TABLE %s IN ACCESS SHARE MODE', _name);
+    EXCEPTION WHEN insufficient_privilege THEN
+      NULL;  -- of a view whose owner may read some columns only
+    END;
+  END LOOP;
+END
+$$;
+
 CREATE FUNCTION ml_rag._hold_trusted(relations oid[]) RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: whether relations may be touched unasked; if so they stay as they are until the end of the
 -- transaction
--- Those that are not trusted are not waited for. While others were, they may have been given away. What a
--- view or a policy reads in a schema that the caller may not use cannot be named, and is held with these.
+-- Those that are not trusted are not waited for. While others were, they may have been given away.
 BEGIN
   IF NOT ml_rag._are_trusted(relations) THEN
     RETURN false;
   END IF;
-  PERFORM ml_rag._hold(ARRAY(
-    SELECT r.oid FROM unnest(relations) WITH ORDINALITY AS r (oid, place) JOIN pg_class AS c ON c.oid = r.oid
-    WHERE has_schema_privilege(c.relnamespace, 'USAGE') ORDER BY r.place));
+  PERFORM ml_rag._hold_read(relations);
   RETURN ml_rag._are_trusted(relations);
 END
 $$;
 
 CREATE FUNCTION ml_rag._hold_found(relation oid) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: hold a store that the call has found by itself, and its parts  Errors: 42501 it was given away
--- meanwhile
+-- purpose: hold a store that the call has found by itself, and what is read with it  Errors: 42501 it was
+-- given away meanwhile
 BEGIN
-  PERFORM ml_rag._hold(ml_rag._parts(relation));
+  PERFORM ml_rag._hold_read(ml_rag._read_with(relation));
   IF NOT ml_rag._are_trusted(ml_rag._read_with(relation)) THEN
     RAISE EXCEPTION USING ERRCODE = '42501',
       MESSAGE = format('store %s was given to a role that you do not trust', ml_rag._relation_name(relation)),

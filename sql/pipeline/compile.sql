@@ -8,6 +8,13 @@ if "ml_rag" in GD:
     GD["ml_rag"].run_handed()
 $$;
 
+CREATE FUNCTION ml_rag._now() RETURNS void
+LANGUAGE plpython3u VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
+# purpose: the same, each statement at a moment of its own
+if "ml_rag" in GD:
+    GD["ml_rag"].run_handed()
+$$;
+
 CREATE FUNCTION ml_rag._compile_question(
   query text, options text, query_embedding text, form text, call integer, session text[],
   OUT answer jsonb, OUT error jsonb

@@ -131,10 +131,10 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._levels(options jsonb) RETURNS TABLE (level text, given jsonb)
+CREATE FUNCTION ml_rag._levels(options jsonb) RETURNS TABLE (level text, given jsonb, is_foreign boolean)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 3 AS $$
 -- purpose: what is laid under the options of a call, lowest first: the database's, the role's or session's, a
--- preset's
+-- preset's; is_foreign: others can have written it
 -- Reads: ml_rag.setting_value, ml_rag.preset
 DECLARE
   _session text := nullif(current_setting('ml_rag.options', true), '');
@@ -143,6 +143,7 @@ BEGIN
   FOR given IN SELECT ml_rag._options_of_setting('default_options', v.value) FROM ml_rag.setting_value AS v
     WHERE v.name = 'default_options' LOOP
     level := 'setting default_options';
+    is_foreign := false;
     RETURN NEXT;
   END LOOP;
   -- only a superuser sets it for a role or a database; what is set for another role is not for this one
@@ -158,7 +159,8 @@ BEGIN
   IF _session IS NOT NULL AND (_is_own OR current_setting('role') = current_user) THEN
     level := 'setting ml_rag.options';
     given := ml_rag._options_of_setting('ml_rag.options', _session);
-    PERFORM ml_rag._check_named(level, given, $1) WHERE NOT _is_own;
+    is_foreign := NOT _is_own;
+    PERFORM ml_rag._check_named(level, given, $1) WHERE is_foreign;
     RETURN NEXT;
   END IF;
   IF jsonb_typeof($1 -> 'preset') = 'string' THEN
@@ -168,8 +170,8 @@ BEGIN
       RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('%s does not exist', level),
         HINT = 'SELECT * FROM ml_rag.preset lists the presets; ml_rag.create_preset makes one.';
     END IF;
-    PERFORM ml_rag._check_named(level, given, $1)
-    FROM pg_roles AS r WHERE r.rolname = current_user AND r.rolsuper;
+    is_foreign := (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user);
+    PERFORM ml_rag._check_named(level, given, $1) WHERE is_foreign;
     RETURN NEXT;
   END IF;
 END

@@ -216,6 +216,11 @@ BEGIN
   ELSE
     BEGIN
       _parsed := ml_rag._check_rag_options(ml_rag._layered($1));
+      -- stores that others can have named are found as if the call named none; $1 can have them, laid over it
+      IF EXISTS (SELECT FROM ml_rag._levels($1) AS l WHERE l.is_foreign
+          AND l.given -> 'vector_store' = coalesce($1 -> 'vector_store', l.given -> 'vector_store')) THEN
+        _parsed := _parsed || '{"implicit": true}';
+      END IF;
     EXCEPTION WHEN invalid_parameter_value THEN
       GET STACKED DIAGNOSTICS _message = MESSAGE_TEXT, _detail = PG_EXCEPTION_DETAIL,
         _hint = PG_EXCEPTION_HINT;
@@ -240,7 +245,7 @@ BEGIN
               UNION ALL SELECT 'call', $1, 9) AS l
             WHERE l.given ? p.key ORDER BY l.place DESC
             LIMIT CASE jsonb_typeof(p.value) WHEN 'object' THEN 9 ELSE 1 END) AS g), 'built in')))::jsonb
-      FROM jsonb_each(_parsed - '{query_embedding,preset}'::text[]) AS p));
+      FROM jsonb_each(_parsed - '{query_embedding,preset,implicit}'::text[]) AS p));
   END IF;
   RETURN _parsed;
 END

@@ -78,7 +78,7 @@ DECLARE
   _found text;
 BEGIN
   IF _is_named THEN
-    PERFORM ml_rag._hold(ml_rag._parts(store.relation));
+    PERFORM ml_rag._hold_read(ml_rag._parts(store.relation));
   ELSE
     _former_wait := ml_rag._limit_wait();
     PERFORM ml_rag._hold_found(store.relation);

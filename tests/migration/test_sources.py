@@ -271,7 +271,7 @@ def test_what_may_open_a_subtransaction_is_not_parallel_safe() -> None:
 #: a body, and in it a statement that reads or writes rows of a relation by its name
 BODY = re.compile(r"^CREATE (?:OR REPLACE )?(?:FUNCTION|PROCEDURE) ml_rag\.(\w+)\(.*?\$(\w*)\$(.*?)\$\2\$", re.M | re.S)
 BY_NAME = re.compile(r"\b(?:FROM|INTO|UPDATE|ONLY|JOIN) (?:%(?:\d\$)?s|',)")
-HOLDS = re.compile(r"ml_rag\._(?:hold|hold_trusted|hold_filled|hold_written|lock_table|lock_indexed)\(")
+HOLDS = re.compile(r"ml_rag\._(?:hold|hold_read|hold_trusted|hold_filled|hold_written|lock_table|lock_indexed)\(")
 FIND, FILL = "backend/retrieval/find.py", "backend/jobs/column.py"
 #: what leaves it to others that the name stays that of its relation, and to whom
 HELD_BY = {

@@ -13,7 +13,7 @@ from psycopg import sql
 from support.cluster import Connection, Database, noticed
 from support.processes import Background, over_and_over, wait_until
 from support.schema import SqlModel, ask, statement
-from support.stores import create_store, error, fake_embedding, search
+from support.stores import as_text, create_store, error, fake_embedding, search
 
 #: what the role that got the table does to it; some wait for its lock before they ask whose it is
 PLANTS = {
@@ -199,6 +199,190 @@ def test_a_part_that_is_attached_while_the_question_is_embedded(
     model.meanwhile = attach
     search(caller, "zebra horse")
     assert not any("ran as" in message for message in said), said
+
+
+#: what makes store seen, and the table that is given away: what seen reads has children
+READ_WITH = {
+    "a view": ("CREATE TABLE child () INHERITS (docs); CREATE VIEW seen AS SELECT * FROM docs", "child"),
+    "a view of a view": (
+        "CREATE TABLE child () INHERITS (docs); CREATE VIEW inner_view AS SELECT * FROM docs;"
+        "CREATE VIEW seen AS SELECT * FROM inner_view",
+        "child",
+    ),
+    "a policy": (
+        "CREATE TABLE allowed (x integer); CREATE TABLE child () INHERITS (allowed); INSERT INTO child VALUES (1);"
+        "GRANT SELECT ON allowed TO PUBLIC; CREATE TABLE seen AS TABLE docs;"
+        "ALTER TABLE seen ENABLE ROW LEVEL SECURITY;"
+        "CREATE POLICY p ON seen USING (EXISTS (SELECT FROM allowed WHERE x > 0))",
+        "child",
+    ),
+    "a view, in a schema that the caller may not use": (
+        "CREATE SCHEMA closed; CREATE TABLE closed.child () INHERITS (docs); CREATE VIEW seen AS SELECT * FROM docs",
+        "closed.child",
+    ),
+}
+#: holds the lock until it has done the rest: a call that waits for it does not come first
+PLANT_BELOW = (
+    "CREATE RULE waits AS ON UPDATE TO {table} DO INSTEAD NOTHING;"
+    "CREATE TABLE own.grandchild (CHECK (own.evil(1))) INHERITS ({table})"
+)
+
+
+@pytest.mark.parametrize("what", READ_WITH)
+@pytest.mark.parametrize("role", ["asker", None])
+def test_a_child_of_what_a_store_reads_while_its_lock_is_waited_for(
+    db: Database, owner: Connection, getter: Connection, role: str | None, what: str
+) -> None:
+    made, table = READ_WITH[what]
+    owner.execute(f"{made}; COMMENT ON COLUMN docs.segment_embedding IS NULL; GRANT SELECT ON seen TO PUBLIC")
+    owner.execute("COMMENT ON COLUMN seen.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'")
+    if "." in table:
+        owner.execute(f"GRANT USAGE ON SCHEMA closed TO {db.role('tenant')}")
+    caller = db.connect(role)
+    assert [row[1] for row in search(caller, "zebra", {"query_embedding": NEAR})] == ["public.kept", "public.seen"]
+    said = noticed(caller)
+    owner.execute("BEGIN")
+    owner.execute(given(db, table))
+    first = Background(lambda: getter.execute(PLANT_BELOW.format(table=table).encode()))
+    wait_until(lambda: is_waiting(db, getter))
+    second = Background(lambda: search(caller, "zebra", {"query_embedding": NEAR}))
+    wait_until(lambda: is_waiting(db, caller) or second.ended)
+    owner.execute("COMMIT")
+    first.result()
+    found = second.result()
+    assert not any("ran as" in message for message in said), said
+    if role is not None or what != "a policy":  # policies do not apply to superusers
+        assert [row[1] for row in found] == ["public.kept"]
+
+
+@pytest.mark.parametrize("role", ["asker", None])
+def test_a_child_of_what_a_statement_of_a_model_reads_while_its_lock_is_waited_for(
+    db: Database, owner: Connection, getter: Connection, model: SqlModel, shop: Connection, role: str | None
+) -> None:
+    owner.execute(f"GRANT USAGE, CREATE ON SCHEMA shop TO {db.role('tenant')}")
+    owner.execute("CREATE TABLE shop.part () INHERITS (shop.orders)")
+    model.writes("SELECT count(*) FROM shop.orders WHERE id > 0")
+    caller = db.connect(role)
+    assert ask(caller, use_retry=False)["rows"] == [[100]]
+    said = noticed(caller)
+    owner.execute("BEGIN")
+    owner.execute(given(db, "shop.part"))
+    first = Background(lambda: getter.execute(PLANT_BELOW.format(table="shop.part").encode()))
+    wait_until(lambda: is_waiting(db, getter))
+    second = Background(lambda: ask(caller, use_retry=False))
+    wait_until(lambda: is_waiting(db, caller) or second.ended)
+    owner.execute("COMMIT")
+    first.result()
+    found = second.result()
+    assert not any("ran as" in message for message in said), said
+    assert "none of the tables that may be queried" in found["reason"]
+
+
+def exchange(db: Database, owner: Connection, getter: Connection, table: str) -> None:
+    """Schema kb of a store gets another name, and a role that may create schemas takes the former one."""
+    owner.execute("ALTER SCHEMA kb RENAME TO kb_former")
+    getter.execute(
+        "CREATE SCHEMA kb; GRANT USAGE ON SCHEMA kb TO PUBLIC; CREATE VIEW kb.docs AS"
+        " SELECT 'planted' AS document_name, '{}'::jsonb AS metadata, 1::bigint AS document_id, 1 AS segment_number,"
+        f" 'planted' AS segment, '{as_text(NEAR)}'::vector(16) AS segment_embedding, '(0,1)'::tid AS ctid"
+        " WHERE own.evil(1); GRANT SELECT ON kb.docs TO PUBLIC".encode()
+    )
+
+
+def attach(db: Database, owner: Connection, getter: Connection, table: str) -> None:
+    """A table gets another child, which is given away at once."""
+    owner.execute(f"CREATE TABLE own.part () INHERITS ({table})")
+    owner.execute(given(db, "own.part"))
+    getter.execute("ALTER TABLE own.part ADD CHECK (own.evil(1))")
+
+
+def make_store(db: Database, owner: Connection) -> None:
+    """Store kb.docs, which has a child, for those beside it."""
+    owner.execute("DROP TABLE kept; CREATE SCHEMA kb; ALTER TABLE docs SET SCHEMA kb; SET lock_timeout = '3s'")
+    owner.execute("CREATE TABLE kb.child () INHERITS (kb.docs); GRANT USAGE ON SCHEMA kb TO PUBLIC")
+    owner.execute(f"GRANT CREATE ON DATABASE {db.name} TO {db.role('tenant')}")
+
+
+@pytest.mark.parametrize("change", [exchange, attach])
+@pytest.mark.parametrize("role", ["asker", None])
+def test_neighbours_that_are_read_after_a_reranker(
+    db: Database, owner: Connection, getter: Connection, model: SqlModel, role: str | None, change: Any
+) -> None:
+    make_store(db, owner)
+    caller = db.connect(role)
+    said = noticed(caller)
+    model.meanwhile = lambda: change(db, owner, getter, "kb.docs")
+    options = {"query_embedding": NEAR, "rerank": {"model_id": "fake-rerank"}}
+    found = search(caller, "zebra", options | {"retrieval_options": {"segment_overlap": 1}})
+    assert [row[5] for row in found] == ["zebra"]
+    assert not any("ran as" in message for message in said), said
+    assert ("the neighbours of segments cannot be read" in said) == (change is attach)
+
+
+@pytest.mark.parametrize("change", [exchange, attach])
+@pytest.mark.parametrize("others", [[], [{"search": "semantic"}]])
+@pytest.mark.parametrize("role", ["asker", None])
+def test_a_statement_that_follows_a_function_of_the_caller(
+    db: Database, owner: Connection, getter: Connection, role: str | None, others: list[Any], change: Any
+) -> None:
+    make_store(db, owner)
+    owner.execute(
+        "CREATE FUNCTION slow(q text, t text) RETURNS float8 LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM pg_advisory_xact_lock_shared(42); RETURN 1.0; END $$"
+    )
+    caller, gate = db.connect(role), db.connect()
+    said = noticed(caller)
+    gate.execute("SELECT pg_advisory_lock(42)")
+    options = {"query_embedding": NEAR, "arms": [{"search": "function", "function": "public.slow"}, *others]}
+    call = Background(lambda: search(caller, "zebra", options))
+    wait_until(lambda: is_waiting(db, caller))
+    change(db, owner, getter, "kb.docs")
+    gate.execute("SELECT pg_advisory_unlock(42)")
+    if change is exchange:
+        assert [row[5] for row in call.result()] == ["zebra"]
+    else:
+        with error("P0002", "no vector store found"):
+            call.result()
+    assert not any("ran as" in message for message in said), said
+
+
+@pytest.mark.parametrize("role", ["asker", None])
+def test_a_store_that_is_named_while_a_model_writes_another_question(
+    db: Database, owner: Connection, getter: Connection, model: SqlModel, role: str | None
+) -> None:
+    make_store(db, owner)
+    owner.execute("ALTER TABLE kb.docs ADD year integer")
+
+    def give(_: Any) -> str:
+        exchange(db, owner, getter, "kb.docs")
+        return json.dumps({"question": "zebra", "filters": {}})
+
+    model.answers = [give]
+    caller = db.connect(role)
+    said = noticed(caller)
+    options = {"query_options": {"filters": True, "model_id": "fake-generate"}, "query_embedding": NEAR}
+    found = search(caller, "zebra", options | {"vector_store": ["kb.docs"]})
+    assert [row[5] for row in found] == ["zebra"]
+    assert not any("ran as" in message for message in said), said
+
+
+def test_a_store_of_a_preset_while_the_question_is_embedded(
+    db: Database, owner: Connection, getter: Connection, model: SqlModel
+) -> None:
+    make_store(db, owner)
+    owner.execute("SELECT ml_rag.create_preset('p', '{\"vector_store\": [\"kb.docs\"]}')")
+    caller = db.connect()
+    assert [row[1] for row in search(caller, "zebra", {"preset": "p"})] == ["kb.docs"]
+    said = noticed(caller)
+    model.meanwhile = lambda: attach(db, owner, getter, "kb.docs")
+    with error("P0002", "no vector store found") as caught:
+        search(caller, "zebra horse", {"preset": "p"})
+    assert "belongs to role" in str(caught.detail)
+    assert not any("ran as" in message for message in said), said
+    model.meanwhile = None
+    owner.execute(f"ALTER TABLE own.part NO INHERIT kb.docs; ALTER TABLE kb.docs OWNER TO {db.role('asker')}")
+    with error("42501", "names what you do not trust"):
+        search(caller, "zebra", {"preset": "p"})
 
 
 @pytest.mark.parametrize("what", ["SCHEMA public", "docs"])

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from psycopg import sql
 
 from support.cluster import Connection, Database, value_of
 from support.searching import INDEXES, create_large_store, create_partitioned, plan_of
-from support.stores import answer, create_store, error, grant, insert, mark, marker, names, retrieve, search
+from support.stores import (
+    answer,
+    create_store,
+    error,
+    fake_embedding,
+    grant,
+    insert,
+    mark,
+    marker,
+    names,
+    retrieve,
+    search,
+)
 
 
 def create_foreign_store(db: Database, owner: Connection) -> None:
@@ -73,6 +87,28 @@ def test_partitioned_table(owner: Connection, asker: Connection) -> None:
     document = retrieve(asker, (1, 0, 0))
     assert document["vector_store"] == ["public.docs"]
     assert [c["segment"] for c in document["citations"]] == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"query_embedding": fake_embedding("zebra")}, {}, {"semantic_search": False, "keyword_search": True}],
+)
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_partition_in_a_schema_that_the_caller_may_not_use(
+    owner: Connection, asker: Connection, is_named: bool, given: dict[str, Any]
+) -> None:
+    create_store(owner, "parted", suffix=" PARTITION BY HASH (document_id)", type="vector(16)")
+    owner.execute(
+        "CREATE SCHEMA closed;CREATE TABLE closed.part PARTITION OF parted FOR VALUES WITH (MODULUS 1, REMAINDER 0)"
+    )
+    insert(owner, "parted", [("a", 1, 1, "zebra", fake_embedding("zebra"))])
+    if "keyword_search" in given:
+        owner.execute("SELECT ml_rag.enable_keyword_search('parted')")
+    options = given | ({"vector_store": ["public.parted"]} if is_named else {})
+    asker.execute("BEGIN READ ONLY")
+    assert [row[5] for row in search(asker, "zebra", options)] == ["zebra"]
+    whole = {"document_name": ["a"], "model_options": {"task": "summarization", "model_id": "extractive"}}
+    assert answer(asker, "zebra", options | whole)["text"]
 
 
 @pytest.mark.parametrize("kind", ["VIEW", "MATERIALIZED VIEW"])

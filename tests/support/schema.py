@@ -54,7 +54,8 @@ LARGE = {
 
 
 class SqlModel:
-    """A model server: embeds as ``fake-embed`` does, answers by ``answers``: objects as JSON, texts as they are.
+    """A model server: embeds as ``fake-embed`` does, ranks all texts the same, and answers by ``answers``: objects as
+    JSON, texts as they are.
 
     One answer a request, the last one for all that follow. ``asked``: the requests for an answer.
     """
@@ -63,7 +64,7 @@ class SqlModel:
         self.answers: list[Any] = []
         self.asked: list[dict[str, Any]] = []
         self.embedded: list[str] = []
-        #: before texts are embedded
+        #: before texts are embedded or ranked
         self.meanwhile: Callable[[], None] | None = None
 
     def __call__(self, client: socket.socket, request: bytes) -> None:
@@ -77,6 +78,12 @@ class SqlModel:
             if self.meanwhile is not None:
                 self.meanwhile()
             reply(embeddings(*map(fake_embedding, body["input"])))(client, request)
+            return
+        if "/v1/rerank" in request.split(b"\r\n")[0].decode():
+            if self.meanwhile is not None:
+                self.meanwhile()
+            scores = [{"index": i, "relevance_score": 0.5} for i in range(len(body["documents"]))]
+            reply({"results": scores})(client, request)
             return
         self.asked.append(body)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]

@@ -37,6 +37,12 @@ def at_one_moment(plpy: Any, work: Callable[[], R]) -> R:
     return _hand(plpy, "ml_rag._at_one_moment", work)
 
 
+def now(plpy: Any, work: Callable[[], R]) -> R:
+    """What ``work`` returns or raises, run as the caller; each of its statements sees its own moment, also within
+    ``at_one_moment``."""
+    return _hand(plpy, "ml_rag._now", work)
+
+
 def _hand(plpy: Any, name: str, work: Callable[[], R]) -> R:
     global _handed
     if name not in _plans:

@@ -34,7 +34,11 @@ _run = Statements(
         ),
         "warn": ("SELECT ml_rag._warn_of_failures(ARRAY(SELECT f FROM jsonb_array_elements($1) AS f))", "jsonb"),
         "name": ("SELECT ml_rag._relation_name($1)", "oid"),
-        "hold": ("SELECT ml_rag._hold(ml_rag._node_tables($1))", "oid"),
+        "hold": (
+            "SELECT ml_rag._hold_read(ml_rag._node_tables($1)"
+            " || CASE $2 WHEN 'trusted' THEN ml_rag._read_with($1) ELSE '{}' END)",
+            *("oid", "text"),
+        ),
         "lock_timeout": ("SELECT set_config('lock_timeout', $1, true)", "text"),
         "short wait": ("SELECT ml_rag._limit_wait() AS former",),
     }
@@ -60,6 +64,10 @@ class Again(Exception):
 
 class Left(Exception):
     """Stores that the call does not name are left out, its arguments: the others are searched without them."""
+
+
+class Moved(Exception):
+    """Stores have other names by now, or are left out; its arguments: the stores to search."""
 
 
 class Found(NamedTuple):
@@ -107,7 +115,8 @@ class Finder:
 
     def _embed_and_search(self, request: Request, question: str, stores: list[Store], vector: str | None) -> Found:
         embeds = vector is None and request.needs_embedding
-        if embeds or any(store.found == "trusted" for store in stores):
+        has_paused = request.rewrites or request.is_partial  # for a model, for other servers
+        if embeds or has_paused or any(store.found == "trusted" for store in stores):
             stores = self._hold(request, question, stores)
         else:
             for store in stores:
@@ -115,7 +124,7 @@ class Finder:
         enter = functools.partial(self._trace.enter, "embed")
         made = vectors.make(self._plpy, request, question, stores, vector, enter)
         self._trace.step("embed")
-        if embeds:  # locks keep neither the owner of a schema from renaming it nor that of a table from making parts
+        if embeds:
             stores = self._hold(request, question, stores)
         left = self._of_dimensions(request, stores, made)
         while True:
@@ -136,6 +145,8 @@ class Finder:
                 pass
             except Left as e:
                 left = [store for store in left if store not in e.args]
+            except Moved as e:
+                left = self._of_dimensions(request, list(e.args), made)
         warned = []
         for place, without in self._without.items():
             arm, asked = request.shape.arms[place - 1], request.arms[place - 1]
@@ -153,6 +164,14 @@ class Finder:
 
     def _search(self, request: Request, question: str, stores: list[Store], made: Vectors) -> Found:
         search = Search(self._context, request, question, made, self.missing)
+
+        def look_again() -> None:
+            if discovery.has_moved(self._plpy, self._context.schema):
+                now = self._hold(request, question, self.as_named_now(stores))
+                if now != stores or search.has_moved():
+                    raise Moved(*now)
+
+        self._context.after_pause = lambda: rights.now(self._plpy, look_again)
         if request.has_own_limit:
             kept = _run(self._plpy, "kept limit", self.records(stores))[0]["kept"]
             search.values["max_distance"] = kept or search.values["max_distance"]
@@ -237,16 +256,23 @@ class Finder:
             raise Failed(error)
 
     def _hold(self, request: Request, question: str, stores: list[Store]) -> list[Store]:
+        """The stores that ``held`` leaves; where that is none, those that are found now."""
+        kept = self.held(request, stores)
+        return kept or self._hold(request, question, self._discover(request, question))
+
+    def held(self, request: Request, stores: list[Store]) -> list[Store]:
         """Keep the stores from being dropped, renamed or altered until the end of the transaction, as ml_rag._hold.
 
         Returns them without those that the call does not name and that were given away since they were found: while a
-        lock was waited for, or a model wrote. From here on their locks keep their owners."""
+        lock was waited for, or a model or a function ran. It is called again after each such pause: locks keep neither
+        the owner of a schema from renaming it nor that of a table from making parts."""
         left = []
         for store in stores:
             try:
-                if not store.is_table or any(arm.node_group for arm in request.arms):
+                has_parts = not store.is_table or discovery.reads_parts(store)
+                if has_parts or any(arm.node_group for arm in request.arms):
                     hold(self._plpy, store)
-                    _run(self._plpy, "hold", store.relation)
+                    _run(self._plpy, "hold", store.relation, store.found)
                 else:
                     self._plpy.prepare(f"SELECT FROM ONLY {store.table}")
                 left.append(store)
@@ -257,17 +283,15 @@ class Finder:
                     continue
         if not discovery.has_moved(self._plpy, self._context.schema):
             return left
-        left = self._as_named_now(left)
+        left = self.as_named_now(left)
         if all(store.found == "named" for store in left):
             return left
         now = {store.relation for store in discovery.discover(self._plpy, self._context.schema, request.wanted)}
         kept = [store for store in left if store.found == "named" or store.relation in now]
-        if not kept:
-            return self._hold(request, question, self._discover(request, question))
         self.failures += [reasons.given_away(store.vector_store) for store in left if store not in kept]
         return kept
 
-    def _as_named_now(self, stores: list[Store]) -> list[Store]:
+    def as_named_now(self, stores: list[Store]) -> list[Store]:
         """The stores by the names that they have by now: a lock does not keep the owner of a schema from renaming it.
 
         Raises the error of one that was dropped."""
@@ -314,7 +338,7 @@ class Finder:
     def _leave_out(self, store: Store, stores: list[Store], error: Any) -> None:
         """Raises the error of a store that the call names, or that is the only one; else Left."""
         if ends(error) or sqlstate(error) == "40001" or store.found == "named" or len(stores) == 1:
-            self._as_named_now([store])
+            self.as_named_now([store])
             raise error
         _, detail, hint, *_ = getattr(error, "spidata", None) or (None, None, None)
         failure = reasons.failure(store.vector_store, sqlstate(error), str(error), detail, hint)
@@ -355,7 +379,7 @@ class Finder:
                     self._broken[store] = failure["message"]
                     raise Again
             if store.found == "named" or len(stores) == 1:
-                self._as_named_now([store])
+                self.as_named_now([store])
                 raise Failed(failure)
             self.failures.append(failure)
             left.append(store)

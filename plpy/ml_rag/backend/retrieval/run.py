@@ -412,9 +412,14 @@ class Retrieval:
     def _widen(self, request: Request, found: Found, hits: str) -> str:
         self._trace.enter("expand")
         shape = found.search.shape._replace(overlap=request.overlap, form="hits")
-        sources = tuple(source._replace(condition="") for source in found.sources)  # the hits have passed
-        is_named = any(source.store.found == "named" for source in found.sources)
+        stores = [source.store for source in found.sources]
+        is_named = any(store.found == "named" for store in stores)
         try:
+            now = self._finder.held(request, self._finder.as_named_now(stores))
+            if len(now) < len(stores):
+                raise Silent(self._finder.failures[-1])
+            # the hits have passed the filters
+            sources = tuple(map(found.search.read_now, found.sources, now))
             row = found.search.widened(shape, sources, hits)
         except (self._plpy.SPIError, Silent) as e:
             if isinstance(e, Silent):

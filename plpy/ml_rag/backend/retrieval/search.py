@@ -128,6 +128,8 @@ class Context:
         self.plpy, self.schema, self.session, self.keyword = plpy, schema, session, keyword
         #: as the function that runs this begins
         self.settings = _SET
+        #: called when others have run before the statement: functions of the caller's, other servers
+        self.after_pause: Callable[[], None] = lambda: None
 
 
 def hold(plpy: Any, store: Store) -> None:
@@ -214,15 +216,32 @@ class Search:
             condition, _ = self._filters.compiled(store, Slots.filter(place))
         return source._replace(condition=condition, filter=place)
 
+    def has_moved(self) -> bool:
+        """Whether parts of stores, or their node groups, are others by now than they were looked up, or have other
+        names."""
+        for found in self._lookups.values():
+            if isinstance(found, NodeSearch) and not found.is_there():
+                return True
+        return any(found["leaves"] != self._parts(store)["leaves"] for store, found in self._kinds.items())
+
+    def read_now(self, source: Source, store: Store) -> Source:
+        """A source without its filter, read by the names that it has now."""
+        source = source._replace(store=store, condition="", leaves=None)
+        return source if store.is_table else self._in_parts(source)
+
+    def _parts(self, store: Store) -> dict[str, Any]:
+        given = json.dumps(record(store) | {"missing": self._missing.get(store)})
+        found: dict[str, Any] = discovery.at_moment(
+            ("parts", given), lambda: dict(_run(self._plpy, "parts", given, _MANY_PARTS)[0])
+        )
+        return found | dict(_run(self._plpy, "shards", given)[0])
+
     def _in_parts(self, source: Source) -> Source:
         store = source.store
-        missing = self._missing.get(store)
-        given = json.dumps(record(store) | {"missing": missing})
-        found = discovery.at_moment(("parts", given), lambda: dict(_run(self._plpy, "parts", given, _MANY_PARTS)[0]))
-        found = self._kinds[store] = found | _run(self._plpy, "shards", given)[0]
+        found = self._kinds[store] = self._parts(store)
         if not found["has_leaves"]:
             return source
-        columns = tuple(found["columns"]) if missing else ()
+        columns = tuple(found["columns"]) if self._missing.get(store) else ()
         return source._replace(leaves=tuple(json.loads(found["leaves"])), columns=columns)
 
     def _filter(self, store: Store) -> Filtered:
@@ -422,6 +441,7 @@ class Search:
         )
         self._tell(arm, source.store, rows=rows, function=asked.function, limit=arm.candidates)
         self.values[f"hits_{place}_{i}"] = hits
+        self._context.after_pause()
         return source, GIVEN
 
     def _of_shards(self, source: Source, arm: Arm, asked: AskedArm, place: int) -> str | None:
@@ -443,7 +463,10 @@ class Search:
         asking = shards.Asking(self, self._context, source, self._missing.get(source.store), arm, asked)
         question, own = self.vectors.question, self.vectors.of(place, source.store)
         column = None if embedding is None else embedding.column
-        return asking.hits(self.question, question, None if own == question else own, column, is_keyword=is_keyword)
+        own = None if own == question else own
+        hits = asking.hits(self.question, question, own, column, is_keyword=is_keyword)
+        self._context.after_pause()
+        return hits
 
     # -- the statement ------------------------------------------------------------------------------------------------
 
@@ -668,6 +691,12 @@ class NodeSearch:
             facts = search.facts.get((arm.name, self._nodes.vector_store), {})
             outer.facts[arm.name, self._source.store.vector_store] = facts
         return list(row["keys"]), list(row["scores"])
+
+    def is_there(self) -> bool:
+        """Whether the node group may be searched, by the name that it was found by."""
+        outer, store = self._outer, self._source.store
+        found = _run(outer._plpy, "nodes", store.relation, self._asked.node_group, store.found)
+        return bool(found) and discovery.written(outer._plpy, [self._nodes.relation]) == [self._nodes.table]
 
     def _filter(self, filtered: Filtered) -> Filtered:
         """A filter of the store as one of the nodes: of a document's nodes, where one of its segments passes."""

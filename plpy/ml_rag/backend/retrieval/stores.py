@@ -114,6 +114,8 @@ class Wanted(NamedTuple):
     unmarked: bool = False
     #: whether those of the default model are searched, as the call names no other
     of_default: bool = False
+    #: whether others can have written the names, which then say of no store that the caller asks for it
+    implicit: bool = False
 
 
 #: a name is longer only if it is none: two of 63 characters, each quoted, and a dot
@@ -227,7 +229,10 @@ def _statements(schema: str) -> Statements:
             "is searched": ("SELECT ml_rag._is_searched($1, $2) AS answer", "oid", "oid"),
             "trusts": ("SELECT ml_rag._trusts($1) AS answer", "oid"),
             "owners": (
-                "SELECT o.owner::int8 AS owner FROM unnest(ml_rag._code_owners(ml_rag._read_with($1))) AS o (owner)",
+                "SELECT o.owner::int8 AS owner, (SELECT bool_or(c.relhassubclass) FROM pg_class AS c"
+                " WHERE c.oid = ANY (r.relations)) AS has_parts"
+                " FROM (SELECT ml_rag._read_with($1) AS relations OFFSET 0) AS r"
+                " CROSS JOIN unnest(ml_rag._code_owners(r.relations)) AS o (owner)",
                 "oid",
             ),
             "default model": ("SELECT ml_rag._get_setting('embed_model_id') AS model",),
@@ -247,7 +252,9 @@ def _statements(schema: str) -> Statements:
 _names = Statements(
     {
         "written": (
-            f"SELECT ARRAY(SELECT {_NAME} FROM unnest($1) WITH ORDINALITY AS c (oid, place) ORDER BY c.place) AS names",
+            f"SELECT ARRAY(SELECT {_NAME} FROM unnest($1) WITH ORDINALITY AS c (oid, place) ORDER BY c.place) AS names"
+            # first, as ml_rag._know_names
+            " FROM pg_get_object_address('schema', '{pg_catalog}', '{}')",
             "oid[]",
         ),
     }
@@ -285,6 +292,8 @@ _LONGEST_WANTED = 10_000
 _found: dict[Wanted, list[Store]] = {}
 _seen: dict[Any, Any] = {}
 _moment: str | None = None
+#: stores that the call does not name, and with which something is read that has parts
+_with_parts: set[int] = set()
 #: of the last look at the catalog, names of stores that were changed since the snapshot of the transaction
 changed: list[str] = []
 #: roles that some caller of this session did not trust
@@ -304,6 +313,7 @@ def discover(plpy: Any, schema: str, wanted: Wanted) -> list[Store]:
         _moment = moment
         _found.clear()
         _seen.clear()
+        _with_parts.clear()
     if wanted in _found:
         return list(_found[wanted])
     found = _discover(run, plpy, wanted)
@@ -316,6 +326,11 @@ def has_moved(plpy: Any, schema: str) -> bool:
     """Whether the catalog may be another one than the last ``discover`` has seen."""
     moment = _run(schema)(plpy, "moment")[0]["moment"]
     return moment is None or moment != _moment
+
+
+def reads_parts(store: Store) -> bool:
+    """Whether a store that the call does not name may be read with what has parts, as by a policy."""
+    return store.relation in _with_parts
 
 
 def at_moment(key: Any, look_up: Callable[[], Any]) -> Any:
@@ -426,7 +441,7 @@ def _read(run: Statements, plpy: Any, relations: list[int], wanted: Wanted, mode
             document_id_type=own["document_id"] and own["document_id"]["type"],
             segment_number_type=number_type,
             # a table's name alone could be meant for another's
-            found="named" if wanted.names is not None and _full_names(row).intersection(wanted.names) else "trusted",
+            found="named" if not wanted.implicit and _full_names(row).intersection(wanted.names or ()) else "trusted",
             is_table=row["is_table"],
             is_small=row["is_small"],
             is_secured=row["is_secured"],
@@ -535,6 +550,8 @@ class _Trust:
     def covers(self, row: Any) -> bool:
         """A relation, and what is read with it."""
         if row["searched_owners"] is not None:
+            if row["has_parts"]:
+                _with_parts.add(row["relation"])
             answer: bool = self._run(self._plpy, "is searched", row["relation"], row["owner"])[0]["answer"]
             return answer
         is_trusted = (row["is_own"] or self._trusts(row["owner"])) and (
@@ -542,8 +559,11 @@ class _Trust:
         )
         # of those whose owner is not, a role can make any number, and this takes a while for each
         if is_trusted and row["has_parts"]:
-            owners = [found["owner"] for found in self._run(self._plpy, "owners", row["relation"])]
+            rows = self._run(self._plpy, "owners", row["relation"])
+            owners = [found["owner"] for found in rows]
             is_trusted = all(map(self._trusts, owners))
+            if any(found["has_parts"] for found in rows):
+                _with_parts.add(row["relation"])
             if all(map(self._trusts, set(owners) - {0})) and 0 in owners:
                 self._changed.add(row["relation"])
         return bool(is_trusted)
