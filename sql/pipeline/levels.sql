@@ -180,19 +180,22 @@ $$;
 CREATE FUNCTION ml_rag._layered(options jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the options of a call laid over the levels below; as they are if there are none. Done twice it
--- changes nothing
+-- changes nothing. implicit is true if others can have named its stores
 -- Reads: ml_rag.setting_value
 DECLARE
   _laid jsonb := '{}';
-  _given jsonb;
+  _level record;
 BEGIN
   IF coalesce(current_setting('ml_rag.options', true), '') = '' AND (options ? 'preset') IS NOT TRUE
     AND NOT EXISTS (SELECT FROM ml_rag.setting_value AS v WHERE v.name = 'default_options')
     OR jsonb_typeof(options) NOT IN ('object', 'null') THEN
     RETURN options;
   END IF;
-  FOR _given IN SELECT l.given FROM ml_rag._levels(options) AS l LOOP
-    _laid := ml_rag._lay_over(_laid, _given);
+  FOR _level IN SELECT l.given, l.is_foreign FROM ml_rag._levels(options) AS l LOOP
+    _laid := ml_rag._lay_over(_laid, _level.given);
+    IF _level.is_foreign AND _level.given ? 'vector_store' AND (options ? 'vector_store') IS NOT TRUE THEN
+      _laid := _laid || '{"implicit": true}';
+    END IF;
   END LOOP;
   RETURN ml_rag._lay_over(_laid, coalesce(nullif(options, 'null'), '{}'));
 END

@@ -206,6 +206,8 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- option_levels: where each came from. An error says which level it comes from
 DECLARE
   _parsed jsonb;
+  _laid jsonb;
+  _implicit jsonb;
   _level record;
   _message text;
   _detail text;
@@ -215,12 +217,12 @@ BEGIN
     _parsed := ml_rag._check_rag_options($1);
   ELSE
     BEGIN
-      _parsed := ml_rag._check_rag_options(ml_rag._layered($1));
-      -- stores that others can have named are found as if the call named none; $1 can have them, laid over it
-      IF EXISTS (SELECT FROM ml_rag._levels($1) AS l WHERE l.is_foreign
-          AND l.given -> 'vector_store' = coalesce($1 -> 'vector_store', l.given -> 'vector_store')) THEN
-        _parsed := _parsed || '{"implicit": true}';
-      END IF;
+      _laid := ml_rag._layered($1);
+      -- stores that others can have named are found as if the call named none
+      _implicit := CASE WHEN _laid -> 'implicit' = 'true' AND EXISTS (
+        SELECT FROM ml_rag._levels($1) AS l WHERE l.is_foreign) THEN '{"implicit": true}' ELSE '{}' END;
+      _parsed := ml_rag._check_rag_options(CASE _implicit WHEN '{}' THEN _laid ELSE _laid - 'implicit' END)
+        || _implicit;
     EXCEPTION WHEN invalid_parameter_value THEN
       GET STACKED DIAGNOSTICS _message = MESSAGE_TEXT, _detail = PG_EXCEPTION_DETAIL,
         _hint = PG_EXCEPTION_HINT;
