@@ -167,8 +167,7 @@ BEGIN
           options ->> 'embed_model_id')
     INTO reason FROM ml_rag._embeddings(relation) AS e;
     hint := 'Leave "embed_model_id" out, or name stores of one model.';
-  ELSIF (options ? 'implicit'
-      OR NOT coalesce(ml_rag._texts(options -> 'vector_store') && _relation.full_names, false))
+  ELSIF NOT coalesce(ml_rag._texts(options -> 'vector_store') && _relation.full_names, false)
     AND NOT ml_rag._is_searched(relation, _relation.relowner) THEN
     reason := ml_rag._why_untrusted(relation);
     hint := format('Name it with its schema in "vector_store", "%s"%s.', _relation.full_name, CASE

@@ -131,10 +131,10 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._levels(options jsonb) RETURNS TABLE (level text, given jsonb, is_foreign boolean)
+CREATE FUNCTION ml_rag._levels(options jsonb) RETURNS TABLE (level text, given jsonb)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 3 AS $$
 -- purpose: what is laid under the options of a call, lowest first: the database's, the role's or session's, a
--- preset's; is_foreign: others can have written it
+-- preset's
 -- Reads: ml_rag.setting_value, ml_rag.preset
 DECLARE
   _session text := nullif(current_setting('ml_rag.options', true), '');
@@ -143,7 +143,6 @@ BEGIN
   FOR given IN SELECT ml_rag._options_of_setting('default_options', v.value) FROM ml_rag.setting_value AS v
     WHERE v.name = 'default_options' LOOP
     level := 'setting default_options';
-    is_foreign := false;
     RETURN NEXT;
   END LOOP;
   -- only a superuser sets it for a role or a database; what is set for another role is not for this one
@@ -159,8 +158,7 @@ BEGIN
   IF _session IS NOT NULL AND (_is_own OR current_setting('role') = current_user) THEN
     level := 'setting ml_rag.options';
     given := ml_rag._options_of_setting('ml_rag.options', _session);
-    is_foreign := NOT _is_own;
-    PERFORM ml_rag._check_named(level, given, $1) WHERE is_foreign;
+    PERFORM ml_rag._check_named(level, given, $1) WHERE NOT _is_own;
     RETURN NEXT;
   END IF;
   IF jsonb_typeof($1 -> 'preset') = 'string' THEN
@@ -170,8 +168,8 @@ BEGIN
       RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('%s does not exist', level),
         HINT = 'SELECT * FROM ml_rag.preset lists the presets; ml_rag.create_preset makes one.';
     END IF;
-    is_foreign := (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user);
-    PERFORM ml_rag._check_named(level, given, $1) WHERE is_foreign;
+    PERFORM ml_rag._check_named(level, given, $1)
+    FROM pg_roles AS r WHERE r.rolname = current_user AND r.rolsuper;
     RETURN NEXT;
   END IF;
 END
@@ -180,22 +178,19 @@ $$;
 CREATE FUNCTION ml_rag._layered(options jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the options of a call laid over the levels below; as they are if there are none. Done twice it
--- changes nothing. implicit is true if others can have named its stores
+-- changes nothing
 -- Reads: ml_rag.setting_value
 DECLARE
   _laid jsonb := '{}';
-  _level record;
+  _given jsonb;
 BEGIN
   IF coalesce(current_setting('ml_rag.options', true), '') = '' AND (options ? 'preset') IS NOT TRUE
     AND NOT EXISTS (SELECT FROM ml_rag.setting_value AS v WHERE v.name = 'default_options')
     OR jsonb_typeof(options) NOT IN ('object', 'null') THEN
     RETURN options;
   END IF;
-  FOR _level IN SELECT l.given, l.is_foreign FROM ml_rag._levels(options) AS l LOOP
-    _laid := ml_rag._lay_over(_laid, _level.given);
-    IF _level.is_foreign AND _level.given ? 'vector_store' AND (options ? 'vector_store') IS NOT TRUE THEN
-      _laid := _laid || '{"implicit": true}';
-    END IF;
+  FOR _given IN SELECT l.given FROM ml_rag._levels(options) AS l LOOP
+    _laid := ml_rag._lay_over(_laid, _given);
   END LOOP;
   RETURN ml_rag._lay_over(_laid, coalesce(nullif(options, 'null'), '{}'));
 END

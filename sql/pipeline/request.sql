@@ -206,8 +206,6 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- option_levels: where each came from. An error says which level it comes from
 DECLARE
   _parsed jsonb;
-  _laid jsonb;
-  _implicit jsonb;
   _level record;
   _message text;
   _detail text;
@@ -217,12 +215,7 @@ BEGIN
     _parsed := ml_rag._check_rag_options($1);
   ELSE
     BEGIN
-      _laid := ml_rag._layered($1);
-      -- stores that others can have named are found as if the call named none
-      _implicit := CASE WHEN _laid -> 'implicit' = 'true' AND EXISTS (
-        SELECT FROM ml_rag._levels($1) AS l WHERE l.is_foreign) THEN '{"implicit": true}' ELSE '{}' END;
-      _parsed := ml_rag._check_rag_options(CASE _implicit WHEN '{}' THEN _laid ELSE _laid - 'implicit' END)
-        || _implicit;
+      _parsed := ml_rag._check_rag_options(ml_rag._layered($1));
     EXCEPTION WHEN invalid_parameter_value THEN
       GET STACKED DIAGNOSTICS _message = MESSAGE_TEXT, _detail = PG_EXCEPTION_DETAIL,
         _hint = PG_EXCEPTION_HINT;
@@ -247,7 +240,7 @@ BEGIN
               UNION ALL SELECT 'call', $1, 9) AS l
             WHERE l.given ? p.key ORDER BY l.place DESC
             LIMIT CASE jsonb_typeof(p.value) WHEN 'object' THEN 9 ELSE 1 END) AS g), 'built in')))::jsonb
-      FROM jsonb_each(_parsed - '{query_embedding,preset,implicit}'::text[]) AS p));
+      FROM jsonb_each(_parsed - '{query_embedding,preset}'::text[]) AS p));
   END IF;
   RETURN _parsed;
 END

@@ -366,25 +366,6 @@ def test_a_store_that_is_named_while_a_model_writes_another_question(
     assert not any("ran as" in message for message in said), said
 
 
-def test_a_store_of_a_preset_while_the_question_is_embedded(
-    db: Database, owner: Connection, getter: Connection, model: SqlModel
-) -> None:
-    make_store(db, owner)
-    owner.execute("SELECT ml_rag.create_preset('p', '{\"vector_store\": [\"kb.docs\"]}')")
-    caller = db.connect()
-    assert [row[1] for row in search(caller, "zebra", {"preset": "p"})] == ["kb.docs"]
-    said = noticed(caller)
-    model.meanwhile = lambda: attach(db, owner, getter, "kb.docs")
-    with error("P0002", "no vector store found") as caught:
-        search(caller, "zebra horse", {"preset": "p"})
-    assert "belongs to role" in str(caught.detail)
-    assert not any("ran as" in message for message in said), said
-    model.meanwhile = None
-    owner.execute(f"ALTER TABLE own.part NO INHERIT kb.docs; ALTER TABLE kb.docs OWNER TO {db.role('asker')}")
-    with error("42501", "names what you do not trust"):
-        search(caller, "zebra", {"preset": "p"})
-
-
 @pytest.mark.parametrize("what", ["SCHEMA public", "docs"])
 def test_grants_that_change_nothing_leave_no_store_out(
     db: Database, owner: Connection, getter: Connection, what: str

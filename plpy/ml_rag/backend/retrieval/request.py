@@ -21,7 +21,7 @@ LONGEST = 4096
 _READ = [
     *("rerank", "index_options", "semantic_search", "keyword_search", "skip_generate", "partial", "return"),
     *("vector_store", "exclude_vector_store", "schema", "embed_model_id", "vector_store_columns", "citation_fields"),
-    *("has_own_limit", "implicit"),
+    "has_own_limit",
 ]
 #: options that leave rows out (ml_rag.filter)
 FILTERS = ("document_name", "exclude_document_name", "filters", "required_keywords", "excluded_keywords")
@@ -295,7 +295,6 @@ def _wanted(options: dict[str, Any], *, has_vector: bool, needs_embedding: bool)
         model,
         "vector_store_columns" in options and (has_vector or model is not None),
         model is None and names is None and needs_embedding,
-        "implicit" in options,
     )
 
 

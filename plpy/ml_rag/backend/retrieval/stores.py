@@ -114,8 +114,6 @@ class Wanted(NamedTuple):
     unmarked: bool = False
     #: whether those of the default model are searched, as the call names no other
     of_default: bool = False
-    #: whether others can have written the names, which then say of no store that the caller asks for it
-    implicit: bool = False
 
 
 #: a name is longer only if it is none: two of 63 characters, each quoted, and a dot
@@ -441,7 +439,7 @@ def _read(run: Statements, plpy: Any, relations: list[int], wanted: Wanted, mode
             document_id_type=own["document_id"] and own["document_id"]["type"],
             segment_number_type=number_type,
             # a table's name alone could be meant for another's
-            found="named" if not wanted.implicit and _full_names(row).intersection(wanted.names or ()) else "trusted",
+            found="named" if wanted.names is not None and _full_names(row).intersection(wanted.names) else "trusted",
             is_table=row["is_table"],
             is_small=row["is_small"],
             is_secured=row["is_secured"],
