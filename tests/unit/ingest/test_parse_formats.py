@@ -30,6 +30,7 @@ from support.office import (
     epub,
     image_pdf,
     odt,
+    picture_pdf,
     placed_pdf,
     pptx,
     text_pdf,
@@ -1112,6 +1113,58 @@ def test_a_picture_with_text_in_the_margins_of_its_page_is_a_scan(
     found = parse("a.pdf", out.getvalue(), ocr=True)
     assert [block.text for block in found.blocks] == [f"read\n\n{stamps}" if is_scan else stamps]
     assert found.metadata == {}
+
+
+def in_a_form(content: bytes) -> bytes:
+    """The first page as a form on another one, at twice its size and moved."""
+    made, out = PdfDocument.new(), BytesIO()
+    page = made.new_page(1, 1)
+    form = PdfDocument(content).page_as_xobject(0, made).as_pageobject()
+    form.set_matrix(PdfMatrix().scale(2, 2).translate(40, 60))
+    page.insert_obj(form)
+    page.gen_content()
+    page.set_mediabox(40, 60, 1264, 1644)
+    made.save(out)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(("x", "step", "is_form"), [(0, 20, False), (0, 792, True), (612, 792, False)])
+def test_a_scan_may_be_strips_or_a_form_and_its_page_begins_anywhere(
+    x: int, step: int, is_form: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, out = PdfDocument(placed_pdf([(x + 72, 20, "ACME-00411")])), BytesIO()
+    page = made[0]
+    for y in range(0, 792, step):
+        picture = PdfImage.new(made)
+        picture.set_bitmap(PdfBitmap.from_pil(Image.new("L", (612, step), 200)))
+        picture.set_matrix(PdfMatrix().scale(612, step).translate(x, y))
+        page.insert_obj(picture)
+    page.gen_content()
+    page.set_mediabox(x, 0, x + 612, 792)
+    made.save(out)
+    content = in_a_form(out.getvalue()) if is_form else out.getvalue()
+    assert parse("a.pdf", content).metadata == {"left_out": "page 1 without text (ocr reads pictures)"}
+    read: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(pdf, "read_image", lambda image, *_: read.append(image.convert("L").getextrema()) or "read")
+    assert [block.text for block in parse("a.pdf", content, ocr=True).blocks] == ["read\n\nACME-00411"]
+    assert read == [(200, 200)]
+
+
+@pytest.mark.parametrize("kind", ["form", "offset"])
+def test_pictures_are_cut_from_forms_and_pages_that_begin_anywhere(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = picture_pdf("Above", ["Table"], "Below")
+    content = (
+        in_a_form(content) if kind == "form" else content.replace(b"/MediaBox", b"/CropBox[30 40 602 782]/MediaBox")
+    )
+    assert kind == "form" or b"/CropBox" in content
+    read: list[Image.Image] = []
+    monkeypatch.setattr(pdf, "read_image", lambda image, *_, **__: read.append(image) or "read")
+    (block,) = parse("a.pdf", content, ocr=True).blocks
+    assert block.text == "Above\n\nread\n\nBelow"
+    (image,) = read
+    right, bottom = image.width - 4, image.height - 4
+    assert {image.getpixel(at) for at in ((3, 3), (right, 3), (3, bottom), (right, bottom))} == {(250, 220, 200)}
+    assert image.width > 3 * image.height
 
 
 @pytest.mark.parametrize("around", ["strong", "em", "code", "del", "h2", "li", "dd", "blockquote", "pre", "q"])

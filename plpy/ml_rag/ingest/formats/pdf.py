@@ -27,7 +27,7 @@ from ml_rag.ingest.formats.common import (
     pipe_table,
 )
 from ml_rag.ingest.formats.ocr import read_image
-from ml_rag.ingest.formats.pdf_grid import rulings
+from ml_rag.ingest.formats.pdf_grid import objects, rulings
 from ml_rag.ingest.formats.pdf_tables import find_tables, goes_on, may_have_tables
 from ml_rag.ingest.formats.pdf_words import Table, Word, WordPlace
 from ml_rag.ingest.formats.pictures import MAX_SIDE, Pictures
@@ -150,7 +150,7 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
             # what is written on scans does not stand for their text
             is_unread = is_scan and not request.ocr and request.pictures is None
             is_read = is_read or not is_unread or bool(pages[number])
-            if is_unread and any(page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE], max_depth=5)):
+            if is_unread and any(_placed(page, raw)):
                 pictured.append(number)
             pages[number] = _with_written(pages[number], _written(page, pdf, raw))
             page.close()
@@ -376,37 +376,37 @@ def _is_scan(page: Any, raw: Any, lines: list[_Line]) -> bool:
 
 
 def _placed(page: Any, raw: Any) -> Iterator[_Place]:
-    """Where the pictures of a page stand, but for small ones."""
-    width, height = page.get_size()
-    for picture in page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE], max_depth=5):
-        left, bottom, right, top = picture.get_bounds()
-        left, bottom, right, top = max(left, 0), max(bottom, 0), min(right, width), min(top, height)
-        if right - left >= _PICTURE_WIDTH and top - bottom >= _PICTURE_HEIGHT:
+    """Where the pictures of a page stand, as far as it shows them."""
+    box = page.get_bbox()
+    for _, place, _ in objects(page, raw, raw.FPDF_PAGEOBJ_IMAGE):
+        left, bottom = map(max, place[:2], box[:2])
+        right, top = map(min, place[2:], box[2:])
+        if left < right and bottom < top:
             yield left, bottom, right, top
 
 
 def _picture_places(page: Any, raw: Any, lines: list[_Line]) -> list[_Place]:
-    """Where the pictures of a page stand; the whole of one without text on which something stands.
+    """Where the pictures of a page stand, but for small ones; the whole of one without text on which something stands.
 
     A picture that text lies on is left out: such a page is a scan with a text layer, or the picture a background.
     """
-    width, height = page.get_size()
     if not lines:
         is_empty = not raw.FPDFPage_CountObjects(page.raw) and not raw.FPDFPage_GetAnnotCount(page.raw)
-        return [] if is_empty else [(0.0, 0.0, width, height)]
+        return [] if is_empty else [page.get_bbox()]
     return [
         (left, bottom, right, top)
         for left, bottom, right, top in _placed(page, raw)
+        if right - left >= _PICTURE_WIDTH and top - bottom >= _PICTURE_HEIGHT
         if not any(left <= line.left <= right and bottom <= line.y <= top for line in lines if not line.picture)
     ]
 
 
 def _draw(page: Any, place: _Place, longest: float = _OCR_SIDE) -> Any:
     """A part of a page as a picture, at 300 dots per inch, but at most ``longest`` pixels on the longer side."""
-    width, height = page.get_size()
     left, bottom, right, top = place
     scale = min(_OCR_SCALE, longest / max(right - left, top - bottom, 1.0))
-    return page.render(scale=scale, crop=(left, bottom, width - right, height - top)).to_pil()
+    box = page.get_bbox()
+    return page.render(scale=scale, crop=(left - box[0], bottom - box[1], box[2] - right, box[3] - top)).to_pil()
 
 
 def _describe(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from statistics import median
 from typing import Any
 
@@ -28,9 +28,9 @@ _MAX_CELLS = 20_000
 _FAR = 1e6
 #: characters of a cell over several rows that each of them repeats, and rows of a header
 _REPEATED, _MAX_HEADER = 200, 4
-#: objects of a page, and parts of paths, that are looked at, and how deep in one another
+#: paths of a page, and parts of them, that are looked at, and how deep forms in one another
 _MAX_OBJECTS = 20_000
-_MAX_DEPTH = 3
+_MAX_DEPTH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +42,35 @@ class Ruling:
     high: float
 
 
+def objects(page: Any, raw: Any, kind: int) -> Iterator[tuple[Any, _Box, _Matrix]]:
+    """The objects of a kind on a page, those in forms too: their place there, and the matrix that their points take."""
+    places = [ctypes.c_float() for _ in range(4)]
+    pointers = [ctypes.byref(place) for place in places]
+
+    def read(holder: Any, count: Any, get: Any, matrix: _Matrix, depth: int) -> Iterator[tuple[Any, _Box, _Matrix]]:
+        for i in range(count(holder)):
+            thing = get(holder, i)
+            found = raw.FPDFPageObj_GetType(thing)
+            if found == kind and raw.FPDFPageObj_GetBounds(thing, *pointers):
+                left, bottom, right, top = (place.value for place in places)
+                yield thing, _box(matrix, left, bottom, right, top), matrix
+            elif found == raw.FPDF_PAGEOBJ_FORM and depth < _MAX_DEPTH:
+                inner = _matrix(raw, thing, matrix)
+                yield from read(thing, raw.FPDFFormObj_CountObjects, raw.FPDFFormObj_GetObject, inner, depth + 1)
+
+    yield from read(page.raw, raw.FPDFPage_CountObjects, raw.FPDFPage_GetObject, _IDENTITY, 0)
+
+
 def rulings(page: Any, raw: Any) -> tuple[list[Ruling], list[Ruling]]:
     """Horizontal and vertical lines of a page, and edges of its boxes."""
     drawn = _Drawn(raw, *page.get_size())
-    count, get = raw.FPDFPage_CountObjects, raw.FPDFPage_GetObject
-    drawn.read(page.raw, count, get, _IDENTITY, 0)
+    for path, place, matrix in islice(objects(page, raw, raw.FPDF_PAGEOBJ_PATH), _MAX_OBJECTS):
+        drawn.add(path, *place, matrix)
     return _merged(drawn.horizontal), _merged(drawn.vertical)
 
 
 class _Drawn:
-    """Collects lines of the objects of a page."""
+    """Collects lines of the paths of a page."""
 
     def __init__(self, raw: Any, width: float, height: float) -> None:
         self.horizontal: list[Ruling] = []
@@ -59,24 +78,10 @@ class _Drawn:
         self._raw = raw
         self._area = width * height
         self._left = _MAX_OBJECTS
-        self._places = [ctypes.c_float() for _ in range(4)]
+        self._places = [ctypes.c_float() for _ in range(2)]
         self._pointers = [ctypes.byref(place) for place in self._places]
 
-    def read(self, holder: Any, count: Any, get: Any, matrix: _Matrix, depth: int) -> None:
-        raw = self._raw
-        for i in range(min(count(holder), self._left)):
-            thing = get(holder, i)
-            kind = raw.FPDFPageObj_GetType(thing)
-            self._left -= 1
-            if kind == raw.FPDF_PAGEOBJ_PATH:
-                if raw.FPDFPageObj_GetBounds(thing, *self._pointers):
-                    left, bottom, right, top = (place.value for place in self._places)
-                    self._path(thing, *_box(matrix, left, bottom, right, top), matrix)
-            elif kind == raw.FPDF_PAGEOBJ_FORM and depth < _MAX_DEPTH:
-                inner = _matrix(raw, thing, matrix)
-                self.read(thing, raw.FPDFFormObj_CountObjects, raw.FPDFFormObj_GetObject, inner, depth + 1)
-
-    def _path(self, path: Any, left: float, bottom: float, right: float, top: float, matrix: _Matrix) -> None:
+    def add(self, path: Any, left: float, bottom: float, right: float, top: float, matrix: _Matrix) -> None:
         raw = self._raw
         if not all(abs(place) < _FAR for place in (left, bottom, right, top)):
             return  # nor does NaN come further
@@ -89,7 +94,7 @@ class _Drawn:
             segments = min(raw.FPDFPath_CountSegments(path), self._left)
             self._left -= segments
             inner = _matrix(raw, path, matrix)
-            x, y = self._pointers[:2]
+            x, y = self._pointers
             before = start = (0.0, 0.0)
             for i in range(segments):
                 segment = raw.FPDFPath_GetPathSegment(path, i)
@@ -119,17 +124,19 @@ class _Drawn:
 
 _Matrix = tuple[float, float, float, float, float, float]
 _IDENTITY: _Matrix = (1, 0, 0, 1, 0, 0)
+#: left, bottom, right, top
+_Box = tuple[float, float, float, float]
 
 
 def _point(m: _Matrix, x: float, y: float) -> tuple[float, float]:
     return m[0] * x + m[2] * y + m[4], m[1] * x + m[3] * y + m[5]
 
 
-def _box(m: _Matrix, left: float, bottom: float, right: float, top: float) -> tuple[float, float, float, float]:
+def _box(m: _Matrix, left: float, bottom: float, right: float, top: float) -> _Box:
     if m is _IDENTITY:
         return left, bottom, right, top
-    (a, b), (c, d) = _point(m, left, bottom), _point(m, right, top)
-    return min(a, c), min(b, d), max(a, c), max(b, d)
+    xs, ys = zip(*(_point(m, x, y) for x in (left, right) for y in (bottom, top)), strict=True)
+    return min(xs), min(ys), max(xs), max(ys)
 
 
 def _matrix(raw: Any, thing: Any, outer: _Matrix) -> _Matrix:
