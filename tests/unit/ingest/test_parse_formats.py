@@ -1115,6 +1115,34 @@ def test_a_picture_with_text_in_the_margins_of_its_page_is_a_scan(
     assert found.metadata == {}
 
 
+def with_font(font: str, text: str) -> bytes:
+    made = text_pdf([text, "Read."]).partition(b"xref\n")[0].replace(b"3 0 obj", b"99 0 obj")
+    second = made.rindex(b"/F1 3 0 R")
+    made = made[:second] + made[second:].replace(b"/F1 3 0 R", b"/F1 99 0 R")
+    return made + f"3 0 obj\n<< /Type /Font {font} >>\nendobj\ntrailer\n<< /Root 1 0 R >>\n%%EOF\n".encode()
+
+
+def test_a_page_in_a_font_without_unicode_is_one_without_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"left_out": "page 1 in fonts without Unicode (ocr reads pages)"}
+    text = "Payment is due within thirty days."
+    glyphs = "".join(f"\0{chr(ord(character) - 29)}" for character in text)
+    within = "<< /Type /Font /Subtype /CIDFontType2 /CIDSystemInfo << /Registry (Adobe) /Ordering (Identity) >> >>"
+    composite = f"/Subtype /Type0 /Encoding /Identity-H /DescendantFonts [{within}]"
+    names = "/Subtype /Type1 /BaseFont /AAAAAA+Own /Encoding << /Differences [{} {}] >>"
+    numbered = names.format(1, " ".join(f"/g{number}" for number in range(1, 30)))
+    for content in (with_font(composite, glyphs), with_font(numbered, "\1\2\3\4\5")):
+        assert blocks("a.pdf", content) == [("Read.", {"page": 2})]
+        assert parse("a.pdf", content).metadata == told
+        with monkeypatch.context() as patched:
+            patched.setattr(pdf, "read_image", lambda *_, **__: "seen")
+            found = parse("a.pdf", content, ocr=True)
+        assert ([block.text for block in found.blocks], found.metadata) == (["seen", "Read."], {})
+    # the numbers of a simple font are mostly those of ASCII
+    lettered = names.format(32, " ".join(f"/g{number}" for number in range(32, 127)))
+    found = parse("a.pdf", with_font(lettered, text))
+    assert ([block.text for block in found.blocks], found.metadata) == ([text, "Read."], {})
+
+
 def in_a_form(content: bytes) -> bytes:
     """The first page as a form on another one, at twice its size and moved."""
     made, out = PdfDocument.new(), BytesIO()

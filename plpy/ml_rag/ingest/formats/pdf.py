@@ -46,6 +46,10 @@ _PICTURE_WIDTH, _PICTURE_HEIGHT = 72, 24
 #: of a page, what the pictures of a scan cover at least
 _SCANNED = 0.75
 
+#: A page is not read if the fonts of more than this share of its characters do not say what they are, and of these more
+#: than this have numbers that are no letters: simple fonts that do not say it often number them as ASCII does.
+_UNMAPPED, _NO_LETTERS = 1 / 2, 1 / 8
+
 #: points from the corner of a page at which nothing is of it
 _FAR = 1e6
 
@@ -126,6 +130,7 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
         described: dict[int, list[tuple[str, dict[str, Any]]]] = {}
         broken: list[int] = []
         pictured: list[int] = []
+        unmapped: list[int] = []
         is_read = False
         for number in range(1, len(pdf) + 1):
             try:
@@ -136,7 +141,8 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
             except pdfium.PdfiumError:
                 broken.append(number)  # one broken page does not take the others away
                 continue
-            pages[number] = _with_tables(page, raw, *_lines(page, raw))
+            lines = _lines(page, raw)
+            pages[number] = _with_tables(page, raw, *(lines or ([], [])))
             heights[number] = page.get_bbox()[1::2]
             is_scan = _is_scan(page, raw, pages[number])
             places = _picture_places(page, raw, [] if is_scan else pages[number])
@@ -150,7 +156,9 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
             # what is written on scans does not stand for their text
             is_unread = is_scan and not request.ocr and request.pictures is None
             is_read = is_read or not is_unread or bool(pages[number])
-            if is_unread and any(_placed(page, raw)):
+            if is_unread and lines is None:
+                unmapped.append(number)
+            elif is_unread and any(_placed(page, raw)):
                 pictured.append(number)
             pages[number] = _with_written(pages[number], _written(page, pdf, raw))
             page.close()
@@ -176,7 +184,7 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
     if not any(text.strip() for text, _ in blocks):
         raise DocumentError(
             "document has no text",
-            detail=f"none of its {len(texts)} pages has a text layer",
+            detail=f"none of its {len(texts)} pages has a text layer that can be read",
             hint="Set ocr to true to read the images, or have a model describe them with describe_images."
             if not request.ocr
             else "OCR found no text in it either.",
@@ -184,9 +192,13 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
     meta = metadata(title=_title(found.get("Title")), author=found.get("Author"))
     if repeated:
         meta["running_lines"] = repeated
-    unread = numbers("page", pictured)
-    left_out = [numbers("page", broken), unread and f"{unread} without text (ocr reads pictures)"]
-    return document("pdf", blocks, meta, "; ".join(filter(None, left_out)))
+    left_out = {
+        "": broken,
+        " without text (ocr reads pictures)": pictured,
+        " in fonts without Unicode (ocr reads pages)": unmapped,
+    }
+    told = [f"{numbers('page', which)}{why}" for why, which in left_out.items() if which]
+    return document("pdf", blocks, meta, "; ".join(told))
 
 
 def _turn(page: Any, raw: Any) -> bool:
@@ -237,11 +249,13 @@ def _title(title: str | None) -> str | None:
     return None if title is None or bad.match(title.strip()) else title
 
 
-def _lines(page: Any, raw: Any) -> tuple[list[_Line], list[WordPlace]]:
-    """The lines of a page in the order of the file, and the places of their words."""
+def _lines(page: Any, raw: Any) -> tuple[list[_Line], list[WordPlace]] | None:
+    """The lines of a page in the order of the file, and the places of their words; None if its fonts do not tell."""
     textpage = page.get_textpage()
     try:
         handle = textpage.raw
+        if _is_unmapped(raw, handle):
+            return None
         text: str = textpage.get_text_range()
         has_marks = _HYPHEN_MARK.search(text) is not None
         lines: list[_Line] = []
@@ -275,6 +289,16 @@ def _lines(page: Any, raw: Any) -> tuple[list[_Line], list[WordPlace]]:
         return lines, words
     finally:
         textpage.close()
+
+
+def _is_unmapped(raw: Any, handle: Any) -> bool:
+    """Whether most characters of a page have the numbers of their glyphs in place of those of Unicode."""
+    count = raw.FPDFText_CountChars(handle)
+    unmapped = [i for i in range(count) if raw.FPDFText_HasUnicodeMapError(handle, i) == 1]
+    if len(unmapped) <= _UNMAPPED * count:
+        return False
+    codes = (raw.FPDFText_GetUnicode(handle, i) for i in unmapped)
+    return sum(not (0x20 <= code < 0x7F or 0xA0 <= code <= 0xFF) for code in codes) > _NO_LETTERS * len(unmapped)
 
 
 def _words(
