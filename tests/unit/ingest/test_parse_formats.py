@@ -1115,6 +1115,19 @@ def test_a_picture_with_text_in_the_margins_of_its_page_is_a_scan(
     assert found.metadata == {}
 
 
+def test_dynamic_forms_and_attachments_of_a_pdf_are_named() -> None:
+    def told(catalog: str) -> Any:
+        return parse("a.pdf", text_pdf(["Please wait"]).replace(b"/Catalog", f"/Catalog {catalog}".encode())).metadata
+
+    form = "/AcroForm << /Fields [] /XFA [(template) 4 0 R] >>"
+    assert told(f"{form} /NeedsRendering true") == {"left_out": "dynamic form (XFA)"}
+    assert told(form) == {}
+    files = "".join(f"({name}) << /Type /Filespec /F ({name}) /UF ({name}) >> " for name in ("a.txt", "b.pdf"))
+    assert told(f"/Names << /EmbeddedFiles << /Names [{files}] >> >>") == {"left_out": "attachments: a.txt, b.pdf"}
+    many = "(a) << /Type /Filespec /UF (a) >> " * 10_000
+    assert len(told(f"/Names << /EmbeddedFiles << /Names [{many}] >> >>")["left_out"]) <= MAX_VALUE
+
+
 def with_font(font: str, text: str) -> bytes:
     made = text_pdf([text, "Read."]).partition(b"xref\n")[0].replace(b"3 0 obj", b"99 0 obj")
     second = made.rindex(b"/F1 3 0 R")

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from typing import Any
 
 from ml_rag import abc
@@ -34,6 +34,8 @@ from ml_rag.ingest.formats.pictures import MAX_SIDE, Pictures
 from ml_rag.ingest.formats.running import may_be_text, running
 
 MAX_PAGES = 20_000
+#: attachments that are named
+_MAX_ATTACHMENTS = 100
 #: a line set this much larger than the body text is a heading
 _HEADING_RATIO = 1.15
 _HEADING_LENGTH = 120
@@ -163,6 +165,8 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
             pages[number] = _with_written(pages[number], _written(page, pdf, raw))
             page.close()
         found = pdf.get_metadata_dict(skip_empty=True)
+        attached = list(islice(_attachments(pdf, raw), _MAX_ATTACHMENTS))
+        is_dynamic = pdf.get_formtype() == raw.FORMTYPE_XFA_FULL
     finally:
         pdf.close()
     sizes = _heading_sizes(chain.from_iterable(pages.values()))
@@ -198,6 +202,8 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
         " in fonts without Unicode (ocr reads pages)": unmapped,
     }
     told = [f"{numbers('page', which)}{why}" for why, which in left_out.items() if which]
+    told += ["dynamic form (XFA)"] if is_dynamic else []
+    told += [f"attachments: {', '.join(attached)}"] if attached else []
     return document("pdf", blocks, meta, "; ".join(told))
 
 
@@ -487,6 +493,12 @@ def _written(page: Any, pdf: Any, raw: Any) -> Iterator[_Line]:
                 yield _Line(text, place.left, place.right, place.top, place.right, place.bottom, picture=True)
         finally:
             raw.FPDFPage_CloseAnnot(one)
+
+
+def _attachments(pdf: Any, raw: Any) -> Iterator[str]:
+    """Names of the files in a PDF; those of a portfolio are what it is about."""
+    for number in range(pdf.count_attachments()):
+        yield _string(raw.FPDFAttachment_GetName, raw.FPDFDoc_GetAttachment(pdf.raw, number)) or "unnamed"
 
 
 def _string(get: Any, *arguments: Any) -> str:
