@@ -48,8 +48,8 @@ _PICTURE_WIDTH, _PICTURE_HEIGHT = 72, 24
 #: of a page, what the pictures of a scan cover at least
 _SCANNED = 0.75
 
-#: A page is not read if the fonts of more than this share of its characters do not say what they are, and of these more
-#: than this have numbers that are no letters: simple fonts that do not say it often number them as ASCII does.
+#: A page is not read if more than this share of its characters has no map to Unicode, and of these more than this share
+#: has numbers of no letters: simple fonts without a map often number them as ASCII does.
 _UNMAPPED, _NO_LETTERS = 1 / 2, 1 / 8
 
 #: points from the corner of a page at which nothing is of it
