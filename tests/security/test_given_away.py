@@ -375,3 +375,17 @@ def test_grants_that_change_nothing_leave_no_store_out(
     with over_and_over(lambda: getter.execute(grant)):
         for _ in range(150):
             assert len(search(caller, "zebra", {"query_embedding": NEAR})) == 2
+
+
+@pytest.mark.parametrize("options", [{"query_embedding": NEAR}, {}])
+def test_stores_that_are_all_locked_are_waited_for_once(
+    db: Database, owner: Connection, getter: Connection, model: SqlModel, options: dict[str, Any]
+) -> None:
+    caller = db.connect("asker")
+    caller.execute("SET lock_timeout = '50ms'")
+    assert len(search(caller, "zebra", options)) == 2
+    owner.execute("BEGIN; LOCK TABLE docs, kept IN ACCESS EXCLUSIVE MODE")
+    with error("55P03", "canceling statement due to lock timeout"):
+        search(caller, "zebra", options)
+    owner.execute("COMMIT")
+    assert len(search(caller, "zebra", options)) == 2

@@ -256,9 +256,13 @@ class Finder:
             raise Failed(error)
 
     def _hold(self, request: Request, question: str, stores: list[Store]) -> list[Store]:
-        """The stores that ``held`` leaves; where that is none, those that are found now."""
+        """The stores that ``held`` leaves; if that is none, those of others that are found now."""
         kept = self.held(request, stores)
-        return kept or self._hold(request, question, self._discover(request, question))
+        if not kept and (now := self._discover(request, question)) != stores:
+            kept = self.held(request, now)
+        if not kept:
+            raise Failed(self.failures[0])
+        return kept
 
     def held(self, request: Request, stores: list[Store]) -> list[Store]:
         """Keep the stores from being dropped, renamed or altered until the end of the transaction, as ml_rag._hold.
