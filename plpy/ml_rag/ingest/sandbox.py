@@ -16,19 +16,19 @@ import signal
 import tempfile
 import threading
 import time
-from base64 import b64decode
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
 import orjson
-from pydantic import TypeAdapter
+from pydantic import Base64Bytes, Field, StrictInt, TypeAdapter
 
 from ml_rag import priority
 from ml_rag.abc import Segment
 from ml_rag.errors import DocumentError, EngineFailed, MlRagError, from_json
 from ml_rag.ingest.child import Child, Lost, Useless, cause, inherited
+from ml_rag.ingest.formats.pictures import MAX_BYTES, MAX_PICTURES
 from ml_rag.ingest.split import Chunking
 from ml_rag.protocol import MAX_REPLY_VALUES, MAX_SEGMENTS, has_more_values
 from ml_rag.scratch import Scratch
@@ -117,6 +117,9 @@ class Parsed:
 
 
 _PARSED = TypeAdapter(Parsed)
+_COLLECTED = TypeAdapter(
+    tuple[Annotated[list[tuple[StrictInt, Base64Bytes]], Field(max_length=MAX_PICTURES)], dict[str, StrictInt]]
+)
 
 
 @functools.cache
@@ -359,9 +362,11 @@ class Sandbox:
                 detail, hint = ((text or "")[:_ERROR_CHARACTERS] or None for text in (told.detail, told.hint))
                 raise DocumentError(told.message[:_ERROR_CHARACTERS], detail=detail, hint=hint)
             if "pictures" in answer:
-                self._check_metadata(answer["left_out"])
-                pictures = [(number, b64decode(jpeg)) for number, jpeg in answer["pictures"]]
-                return Parsed("", {}, [], pictures, answer["left_out"])
+                pictures, left_out = _COLLECTED.validate_python((answer["pictures"], answer["left_out"]))
+                if sum(len(jpeg) for _, jpeg in pictures) > MAX_BYTES:
+                    raise ValueError("more bytes of pictures than there may be")
+                self._check_metadata(left_out)
+                return Parsed("", {}, [], pictures, left_out)
             parsed = _PARSED.validate_python(answer)
             if len(parsed.segments) > most or not all(segment.text.strip() for segment in parsed.segments):
                 raise ValueError("more segments than there may be, or one without text")

@@ -10,6 +10,7 @@ import os
 import signal
 import tempfile
 import time
+from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from ml_rag.errors import DocumentError, EngineFailed
 from ml_rag.ingest import sandbox
+from ml_rag.ingest.formats.pictures import MAX_BYTES, MAX_PICTURES
 from ml_rag.ingest.sandbox import Job, ModelTokenizer
 from ml_rag.ingest.split import Chunking
 from support.processes import wait_until
@@ -176,6 +178,10 @@ def test_a_child_that_begins_with_nonsense_is_ended(make: Make, monkeypatch: pyt
         '{"format": "", "metadata": {}, "segments": [{"text": " ", "tokens": 1}]}',
         '{"format": "", "metadata": {}, "segments": [{"text": "a", "tokens": "' + "9" * 99 + '"}]}',
         '{"format": "", "metadata": {}, "segments": [{"text": "a", "tokens": 1, "metadata": [1]}]}',
+        '{"pictures": [[[1], "YQ=="]], "left_out": {}}',
+        '{"pictures": [[0, "a"]], "left_out": {}}',
+        '{"pictures": [], "left_out": {"too large": "1"}}',
+        '{"pictures": [], "left_out": [["too large", 1]]}',
     ],
 )
 def test_a_parser_that_answers_nonsense_costs_one_document(make: Make, said: str) -> None:
@@ -210,6 +216,18 @@ def test_a_parser_that_answers_with_too_much_costs_one_document(make: Make, said
     assert (error.message, error.detail) == ("the document's parser sent an unexpected reply", detail)
     assert not is_alive(before)
     assert ask(sandbox, b"text").segments
+
+
+@pytest.mark.parametrize(("count", "size"), [(MAX_PICTURES, 10), (2, MAX_BYTES // 2)])
+def test_a_parser_sends_as_many_pictures_as_a_document_may_have(make: Make, count: int, size: int) -> None:
+    """The endpoint that describes them may cost money, and a document can take over its parser."""
+
+    def order(count: int) -> bytes:
+        said = {"pictures": [[number, b64encode(bytes(size)).decode()] for number in range(count)], "left_out": {}}
+        return b"!say " + json.dumps(said).encode()
+
+    assert len(ask(make(), order(count)).pictures) == count
+    assert fails(make(), order(count + 1)).message == "the document's parser sent an unexpected reply"
 
 
 def test_metadata_of_as_many_bytes_as_there_may_be(make: Make) -> None:
