@@ -898,8 +898,8 @@ def test_mail_whose_text_cannot_be_read_is_named(mail: str, kinds: str | None) -
     [
         ("See this mail in a browser.", "word " * 17, "word " * 17),
         ("See this mail in a browser.", "word " * 16, "See this mail in a browser."),
-        ("x" * 500, "word " * 301, "word " * 301),
-        ("x" * 501, "word " * 400, "x" * 501),
+        ("x" * 3000, "word " * 1801, "word " * 1801),
+        ("x" * 3001, "word " * 2400, "x" * 3001),
         (f"In a browser: https://a.b/{'x' * 500} or http://c.d", "word " * 20, "word " * 20),
     ],
 )

@@ -20,8 +20,8 @@ from ml_rag.ingest.formats.html import html_to_markdown
 
 _HEADERS = ("From", "To", "Cc", "Date")
 #: characters of a plain text that may only say that the mail is in HTML, which then has more than three times as many;
-#: addresses, which HTML does not show, do not count
-_STUB = 500
+#: a legal notice can make it long, but addresses, which HTML does not show, do not count
+_STUB = 3000
 _ADDRESS = re.compile(r"https?://\S+")
 #: that are read, also if they are attached
 _TEXTS = frozenset({"text/plain", "text/html", "text/markdown", "text/csv"})
