@@ -269,10 +269,30 @@ ENCODED = [
     ("gb18030", "检索增强生成", "zh"),
     ("cp1251", "Поиск по документам", "ru"),
     ("cp949", "문서 검색", "ko"),
+    ("latin-1", "A informação não está disponível: açúcar, coração, pão, órgãos.", None),
+    ("cp1252", "L’été dernier, à l’école, où l’on étudie « le français » ; ça coûte 5 € – déjà.", None),
+    ("cp1252", "2º piso, 1ª puerta. Año", None),
+    ("cp1252", "Temperature 25 °C ± 2 °C, 5 µm, §3, © 2024", "en"),
+    ("cp1252", "ação", "pt"),
+    ("cp874", "เป็นมนุษย์สุดประเสริฐเลิศคุณค่า", "th"),
+    ("cp1250", "Bună ziua, vă mulţumim pentru scrisoare.", "ro"),
+    ("cp1257", "Išklausius auditoriaus pranešimą, nuspręsta siūlyti mokėti dividendus.", "lt"),
+    ("cp1257", "Paldies par jūsu vēstuli, drīz atbildēšu.", "lv"),
+    # cp1250 stays, also beside the option of another language
+    ("cp1250", "Święta są już za pasem, więc życzę Państwu dużo zdrowia i szczęścia.", None),
+    ("cp1250", "przedstawili również", None),
+    ("cp1250", "podróż,", "en"),
+    ("cp1250", "Příliš žluťoučký kůň úpěl ďábelské ódy.", None),
+    ("cp1250", "Účet č. 5 je splatný v říjnu.", "pt"),
+    ("cp1250", "„Őszi idő”", None),
+    ("cp1250", "„pri riečke,“", None),
+    ("cp1250", "Čestitamo vam Božić i Novu godinu.", "it"),
+    ("cp1250", "Ţara noastră şi oraşul Iaşi", None),
+    ("cp1250", "la Bucureşti", None),
 ]
 
 
-@pytest.mark.parametrize(("encoding", "text", "language"), ENCODED, ids=[f"{e[0]}-{e[2]}" for e in ENCODED])
+@pytest.mark.parametrize(("encoding", "text", "language"), ENCODED, ids=[f"{e[0]}-{e[2]}-{e[1][:9]}" for e in ENCODED])
 def test_encodings(encoding: str, text: str, language: str | None) -> None:
     assert text_of("a.txt", text.encode(encoding), language=language) == text.strip()
 

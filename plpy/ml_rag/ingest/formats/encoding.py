@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections import Counter
+from collections.abc import Iterable
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -42,7 +44,23 @@ _BY_LANGUAGE = {
     "tr": ("cp1254",),
     "he": ("cp1255",),
     "ar": ("cp1256",),
+    "ro": ("cp1250",),
+    "lt": ("cp1257",),
+    "lv": ("cp1257",),
+    "et": ("cp1257",),
+    "th": ("cp874",),
+    "vi": ("cp1258",),
 }
+#: letters and signs of languages that are written in cp1252, of those that a text in cp1250 seems to have, too
+_WESTERN = {
+    "pt": "áâãàçéêíóôõúüªº", "es": "áéíñóúü¡¿ªº", "fr": "àâçéèêëîïôœùûü", "it": "àèéìòùªº", "en": "éèêïçñö",
+    "de": "äöüßé„", "nl": "éèëïöü", "sv": "åäöé", "fi": "åäöé", "da": "æøåé", "no": "æøåé", "nb": "æøåé", "nn": "æøåé",
+}  # fmt: skip
+_CENTRAL = frozenset({"cp1250", "iso8859_2"})
+#: of each of them
+_SIGNS = frozenset("€‚…†‡‰‹‘’“”•–—™›\xa0§©«\xad®°±²³µ·»£½\ufffd")
+#: what their texts rarely have: signs beside letters, letters without the one that follows them, two with accents
+_STRANGE = re.compile(r"[^\W\d_][£±³µ¿¡ºª]|£[^\W\d_]|õ(?!e)|ã(?![oe])|œ(?!u)|(?!ç|éé|.ß)[ß-öø-ÿ]{2}")
 _JAPANESE = re.compile(r"[\u3041-\u3096\u30a1-\u30fa]")
 #: an encoding named inside the document: XML declaration, HTML meta element
 _DECLARED = re.compile(
@@ -57,7 +75,8 @@ def decode(content: bytes, language: str | None = None, charset: str | None = No
 
     Order: byte order mark; UTF-16 without one (NUL in every other byte); valid UTF-8; the encoding that is declared, as
     ``charset`` or inside; UTF-8 with few errors; the declared encoding with few errors; the encodings usual for
-    ``language``; cp932 if that gives Japanese; charset-normalizer among likely encodings.
+    ``language``; cp932 if that gives Japanese; charset-normalizer among likely encodings, but cp1252 where it finds
+    cp1250 in a text of a western language.
     """
     for mark, encoding in _MARKS:
         if content.startswith(mark):
@@ -84,10 +103,11 @@ def decode(content: bytes, language: str | None = None, charset: str | None = No
         high = len(content) - len(content.translate(None, _HIGH))
         if text.count("\ufffd") <= min(high // 3, 1 + high // 50):
             return text
-    for encoding in _BY_LANGUAGE.get((language or "")[:2].lower(), ()):
+    language = (language or "")[:2].lower()
+    for encoding in _BY_LANGUAGE.get(language, ()):
         if (text := _decode_as(content, encoding)) is not None:
             return text
-    return content.decode(_guess(content), "replace")
+    return content.decode(_guess(content, language), "replace")
 
 
 def _decode_as(content: bytes, encoding: str, errors: str = "strict") -> str | None:
@@ -129,7 +149,15 @@ def _is_japanese(sample: bytes) -> bool:
     return len(_JAPANESE.findall(text)) * 2 > 0.3 * sum(byte >= 0x80 for byte in sample) > 0
 
 
-def _guess(content: bytes) -> str:
+def _is_western(sample: bytes, languages: Iterable[str]) -> bool:
+    """Whether the bytes as cp1252 look like a text of one of the languages."""
+    text = sample.decode("cp1252", "replace").lower()
+    letters = Counter(letter for letter in text if letter > "\x7f" and letter not in _SIGNS)
+    others = min(sum(letters[one] for one in letters.keys() - set(_WESTERN[language])) for language in languages)
+    return 10 * (others + len(_STRANGE.findall(text))) <= letters.total()
+
+
+def _guess(content: bytes, language: str) -> str:
     sample = content[:_SAMPLE]
     if _is_japanese(sample):
         return "cp932"
@@ -137,8 +165,12 @@ def _guess(content: bytes) -> str:
     # Few high bytes, each alone between ASCII letters: a western text with accents.
     if len(re.findall(rb"(?<![\x80-\xff])[\xc0-\xff](?![\x80-\xff])", sample)) > 0.7 * high:
         return "cp1252"
+    if language in _WESTERN and _is_western(sample, [language]):
+        return "cp1252"
 
     from charset_normalizer import from_bytes
 
     best = from_bytes(sample, cp_isolation=_CANDIDATES).best()
-    return best.encoding if best else "cp1252"
+    if best is None or (best.encoding in _CENTRAL and _is_western(sample, _WESTERN)):
+        return "cp1252"
+    return best.encoding
