@@ -240,8 +240,8 @@ def drawn(text: str, size: tuple[int, int] = (400, 200), kind: str = "PNG") -> b
     return out.getvalue()
 
 
-def docx_with_pictures(*parts: str | bytes, alt: str = "") -> bytes:
-    """A Word document of paragraphs, texts or the bytes of a PNG each; ``alt``: what stands for each of these."""
+def docx_with_pictures(*parts: str | bytes, alt: str = "", is_one: bool = False) -> bytes:
+    """A Word document of paragraphs, or ``is_one``, of texts or the bytes of a PNG; ``alt``: what stands for these."""
     body, relations, files = "", "", {}
     for number, part in enumerate(parts):
         if isinstance(part, str):
@@ -258,7 +258,7 @@ def docx_with_pictures(*parts: str | bytes, alt: str = "") -> bytes:
             "</wp:inline></w:drawing></w:r></w:p>"
         )
     files["word/_rels/document.xml.rels"] = f'<Relationships xmlns="{_RELATIONS}">{relations}</Relationships>'
-    return docx(body, **files)
+    return docx(body.replace("</w:p><w:p>", "") if is_one else body, **files)
 
 
 def odf_with_pictures(body: str, *pictures: bytes, kind: str = "text") -> bytes:

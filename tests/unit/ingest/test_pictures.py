@@ -276,6 +276,12 @@ def test_the_text_that_stands_for_a_picture_is_text_in_docx_as_in_html(said: str
     assert [block.text for block in described.blocks] == ["\n\n".join(texts[:-1]), "said", "below"]
 
 
+@pytest.mark.parametrize(("said", "shown"), [("Logo", "Head Logo line"), ("", "Headline")])
+def test_the_text_that_stands_for_a_picture_is_apart_from_the_words_beside_it(said: str, shown: str) -> None:
+    made = docx_with_pictures("Head", drawn("one"), "line", alt=said, is_one=True)
+    assert [block.text for block in parse("a.docx", made).blocks] == [shown]
+
+
 def test_the_texts_that_stand_for_a_picture_are_text_in_odt() -> None:
     image = '<draw:image xlink:href="Pictures/0.png"/>'
     said = "<svg:title>Sales</svg:title><svg:desc>by  year</svg:desc>"

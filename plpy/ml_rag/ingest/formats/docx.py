@@ -83,7 +83,8 @@ def parse_docx(_name: str, content: bytes, request: Request, *, is_inserted: boo
         if request.pictures is not None and (mark := request.pictures.mark(read)):
             marks.append(mark)
             shown["src"] = str(len(marks) - 1)
-        return [mammoth.html.element("img", shown)]
+        space = [mammoth.html.text(" ")] if shown.get("alt") else []  # it is no part of the word beside it
+        return [*space, mammoth.html.element("img", shown), *space]
 
     def convert(content: bytes) -> str:
         html: str = mammoth.convert_to_html(BytesIO(content), convert_image=convert_image, style_map=_STYLES).value
