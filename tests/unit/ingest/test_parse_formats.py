@@ -923,6 +923,12 @@ ATTACHED = "\nContent-Disposition: attachment; filename=a.txt"
         (parts("parallel", plain("one"), plain("two")), "one\n\ntwo"),
         (parts("related", plain("one"), plain("no", "\nContent-Location: http://frame")), "one"),
         (
+            parts("related", plain("no", "\nContent-ID: <a>"), plain("one", "\nContent-ID: <r>")).replace(
+                ";", '; start="<r>";', 1
+            ),
+            "one",
+        ),
+        (
             parts("alternative", plain("one"), parts("mixed", "Content-Type: text/html\n\n1", plain("two", ATTACHED))),
             "one\n\nAttachments: a.txt\n\n## a.txt\n\ntwo",
         ),

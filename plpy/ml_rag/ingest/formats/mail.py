@@ -148,10 +148,13 @@ def _leaves(part: Any, body: Any, language: str | None) -> Iterator[Any]:
         for leaves, texts in zip(found, shown, strict=True):
             yield from (leaf for leaf in leaves if texts is chosen or _is_attached(leaf, body))
     elif part.get_content_maintype() == "multipart":
-        for number, one in enumerate(part.iter_parts()):
+        inner = list(part.iter_parts())
+        start = part.get_param("start")
+        root = next((one for one in inner if start and one.get("Content-ID") == start), inner[0] if inner else None)
+        for one in inner:
             # what a page refers to is a frame of it, or a style sheet
-            is_root = kind != "multipart/related" or not number or _is_attached(one, body)
-            if is_root or not ("Content-ID" in one or "Content-Location" in one):
+            is_shown = kind != "multipart/related" or one is root or _is_attached(one, body)
+            if is_shown or not ("Content-ID" in one or "Content-Location" in one):
                 yield from _leaves(one, body, language)
     elif (kind == "message/rfc822" and part.is_multipart()) or (
         kind in _TEXTS and (not _is_attached(part, body) or is_text(part.get_payload(decode=True) or b""))
