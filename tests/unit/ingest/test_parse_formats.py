@@ -7,6 +7,7 @@ import datetime
 import re
 import time
 import zipfile
+from base64 import b64encode
 from io import BytesIO
 from typing import Any
 
@@ -911,6 +912,8 @@ def test_mail_whose_plain_text_is_a_stub_has_the_text_of_its_html(shown: str, ht
 
 
 ATTACHED = "\nContent-Disposition: attachment; filename=a.txt"
+BASE64 = "\nContent-Transfer-Encoding: base64\n\n"
+INNER = f"Subject: t\nFrom: Ann\n{parts('mixed', plain('two', ATTACHED))}".encode()
 
 
 @pytest.mark.parametrize(
@@ -927,6 +930,10 @@ ATTACHED = "\nContent-Disposition: attachment; filename=a.txt"
                 ";", '; start="<r>";', 1
             ),
             "one",
+        ),
+        (
+            parts("mixed", plain("one"), f"Content-Type: message/rfc822{BASE64}{b64encode(INNER).decode()}"),
+            "one\n\nAttachments: t, a.txt\n\n## t\n\nFrom: Ann\n\n## a.txt\n\ntwo",
         ),
         (
             parts("alternative", plain("one"), parts("mixed", "Content-Type: text/html\n\n1", plain("two", ATTACHED))),

@@ -66,6 +66,8 @@ def parse_eml(_name: str, content: bytes, request: Request) -> abc.Document:
     """One block, and the descriptions of its pictures. A plain part is preferred to the HTML one of the same text, if
     it is not a stub; of attachments those that are text, or mails, are read."""
     message: Any = message_from_bytes(content.lstrip(b"\r\n"), policy=_Policy())
+    for part in message.walk():
+        _decode_mail(part)
     headers = _headers(message)
     texts, attached = _texts(message, request.language)
     described: list[tuple[str, dict[str, Any]]] = []
@@ -97,6 +99,15 @@ def _messages(content: bytes) -> Iterator[bytes]:
     starts = [match.start() for match in _FROM_LINE.finditer(content)]
     for start, end in pairwise([*starts, len(content)]):
         yield _QUOTED_FROM.sub(rb"\1", content[content.index(b"\n", start) + 1 : end])
+
+
+def _decode_mail(part: Any) -> None:
+    """In base64, which MIME does not allow for an attached mail, Python takes all of it for a text without headers."""
+    if part.get_content_type() == "message/rfc822" and part.is_multipart():
+        (inner,) = part.get_payload()
+        if not inner.keys() and str(part.get("Content-Transfer-Encoding", "")).strip().lower() == "base64":
+            inner["Content-Transfer-Encoding"] = "base64"
+            part.set_payload([message_from_bytes(inner.get_payload(decode=True), policy=_Policy())])
 
 
 def _headers(message: Any) -> dict[str, str]:
