@@ -83,7 +83,7 @@ def parse_docx(_name: str, content: bytes, request: Request, *, is_inserted: boo
         if request.pictures is not None and (mark := request.pictures.mark(read)):
             marks.append(mark)
             shown["src"] = str(len(marks) - 1)
-        space = [mammoth.html.text(" ")] if shown.get("alt") else []  # it is no part of the word beside it
+        space = [mammoth.html.text(" ")] if shown.get("alt") else []  # not part of the word beside it
         return [*space, mammoth.html.element("img", shown), *space]
 
     def convert(content: bytes) -> str:
