@@ -479,6 +479,27 @@ def test_a_query_finds_nodes_of_a_store_without_column_id_by_the_ids_that_it_giv
     store.close()
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"), [("bigint", "5"), ("uuid", "53a31e27-2f42-45a9-8403-8b26db8c278d"), (None, "")]
+)
+def test_a_query_finds_rows_by_their_keys_beside_ids_of_each_type(
+    db: Database, asker_dsn: str, kind: str | None, value: str
+) -> None:
+    rows = [(f"{n}.txt", n, 1, "red boat", fake_embedding("red boat")) for n in (7, 8)]
+    create_store(db.connect(), "public.loaded", rows, "vector(16)")
+    wanted = {"7:1"}
+    if kind is not None:
+        db.connect().execute(f"ALTER TABLE loaded ADD id {kind}")
+        db.connect().execute(f"UPDATE loaded SET id = '{value}' WHERE document_id = 8")
+        wanted.add(value)
+    store = MlRagVectorStore(asker_dsn, "public.loaded")
+    assert ids(store, node_ids=list(wanted)) == wanted
+    assert ids(store, node_ids=["7:1", "9:1"]) == {"7:1"}
+    many = [f"{document}:1" for document in range(100, 1200)]
+    assert ids(store, node_ids=[*many, *wanted]) == wanted
+    store.close()
+
+
 @pytest.mark.parametrize("content", ["text", "image", "not JSON"])
 def test_a_store_that_was_not_named_gives_texts(db: Database, asker_dsn: str, content: str) -> None:
     """Metadata of anybody's store can say that it is a node: an image, a link, one that fails."""

@@ -36,6 +36,8 @@ _ARGUMENTS = "(%(arguments)s::pg_catalog.text[])"
 _KEY: LiteralString = "pg_catalog.concat(t.document_id, ':', t.segment_number)"
 #: an id that can be the key of a segment
 _AS_KEY = re.compile(r"(-?\d{1,19}):(-?\d{1,10})")
+#: types of ids that none of these is a value of
+_NO_KEYS = frozenset({"smallint", "integer", "bigint", "numeric", "uuid"})
 #: stands for the question where there is only its vector: it has no words
 NO_WORDS = "?"
 _PREREQUISITE = psycopg.errors.ObjectNotInPrerequisiteState
@@ -118,7 +120,7 @@ class Store:
         if columns is None:
             with contextlib.suppress(*_TAKEN):  # another process has made it meanwhile
                 self._make(dimensions)
-            columns = self._columns() or set()
+            columns = self._columns() or {}
         if missing := [name for name in _NEEDED if name not in columns]:
             raise NotWritable(
                 f"table {self.name} does not have the columns of a store that is written to",
@@ -139,16 +141,18 @@ class Store:
                 hint="Give an embedding, or see SELECT * FROM ml_rag.discover() for those that there are.",
             )
         self._has_id = "id" in columns
+        self._ids_can_be_keys = columns.get("id") not in _NO_KEYS
 
-    def _columns(self) -> set[str] | None:
-        """Those of the table; None where there is none."""
+    def _columns(self) -> dict[str, str] | None:
+        """Those of the table, with their types; None where there is none."""
         query = sql.SQL(
-            "SELECT pg_catalog.to_regclass(%(name)s) IS NOT NULL AS is_there, ARRAY(SELECT a.attname::text"
+            "SELECT pg_catalog.jsonb_object_agg(a.attname, a.atttypid::pg_catalog.regtype) AS columns"
             " FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = pg_catalog.to_regclass(%(name)s)::oid"
-            " AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum) AS columns"
+            " AND a.attnum > 0 AND NOT a.attisdropped"
         )
         (found,) = self._database.rows(query, {"name": self.name})
-        return set(found["columns"]) if found["is_there"] else None
+        columns: dict[str, str] | None = found["columns"]
+        return columns
 
     def _tells_segments_apart(self) -> bool:
         """Whether no two rows have the same numbers; not known of a view."""
@@ -200,12 +204,19 @@ class Store:
     def among(self, ids: Sequence[str]) -> dict[str, Any]:
         """The same as a condition of option ``filters``, of ids that are given."""
         documents: dict[int, list[int]] = {}
+        segments: dict[int, list[int]] = {}
         for key in filter(None, map(_AS_KEY.fullmatch, ids)):
             document, segment = int(key[1]), int(key[2])
             if f"{document}:{segment}" == key[0] and abs(document) < 2**63 and abs(segment) < 2**31:
                 documents.setdefault(document, []).append(segment)
-        by_key = {"or": [{"document_id": d, "segment_number": {"in": n}} for d, n in documents.items()]}
-        return {"or": [{"id": {"in": list(ids)}}, {"id": None, **by_key}]} if self._has_id else by_key
+                segments.setdefault(segment, []).append(document)
+        listed = [{"document_id": d, "segment_number": {"in": n}} for d, n in documents.items()]
+        if len(segments) < len(documents):  # an option has at most 1000 conditions
+            listed = [{"segment_number": n, "document_id": {"in": d}} for n, d in segments.items()]
+        if not self._has_id:
+            return {"or": listed}
+        own = list(ids) if self._ids_can_be_keys else [one for one in ids if not _AS_KEY.fullmatch(one)]
+        return {"or": [{"id": {"in": own}}, {"id": None, "or": listed}]}
 
     def _vector_of(self, text: sql.SQL, input_type: str) -> sql.Composed:
         return sql.SQL("ml_rag.embed({}, %(model)s, {})").format(text, sql.Literal(input_type))
