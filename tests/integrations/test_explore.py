@@ -569,7 +569,7 @@ def test_errors_are_said_and_escaped(page: Page) -> None:
 
 
 def test_runs_and_the_result_of_a_question_in_each(page: Page, boats: str) -> None:
-    assert "no runs of this role yet" in text_of(page.get("/runs"))
+    assert "This role has no runs yet" in text_of(page.get("/runs"))
     questions = "SELECT 'blue boat' AS question, 'boats.pdf' AS documents UNION ALL SELECT 'house', 'house.pdf'"
     with psycopg.connect(boats, autocommit=True) as connection:
         for name in ("first", "second"):
