@@ -123,17 +123,22 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._hold_filled(held oid[], checked oid[], store regclass, owner oid) RETURNS void
+CREATE FUNCTION ml_rag._hold_filled(held oid[], checked oid[], store regclass, owner oid,
+  with_parts boolean) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: tables that a job reads and fills are what and whose they were, until the end of the transaction;
 -- a table that was given away since the job began has triggers of another role now, and so has a part of it
--- whose owner is not trusted  Reads: the catalog
+-- whose owner is not trusted. with_parts: all parts of them are read or filled  Reads: the catalog
 -- Errors: 42P01, 42501, 55000
 DECLARE
   _owner oid;
   _found record;
 BEGIN
-  PERFORM ml_rag._hold(held);
+  IF with_parts THEN
+    held := ml_rag._hold_with(held, 'parts');
+  ELSE
+    PERFORM ml_rag._hold(held);
+  END IF;
   PERFORM ml_rag._refuse_foreign_schema(c) FROM unnest(checked) AS c;
   _owner := (SELECT c.relowner FROM pg_class AS c WHERE c.oid = store);
   IF _owner <> owner THEN

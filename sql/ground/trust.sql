@@ -113,30 +113,18 @@ BEGIN
   END IF;
   RETURN ARRAY(
     WITH RECURSIVE part AS (
-      SELECT relation AS oid
-      UNION SELECT r.oid FROM part AS p CROSS JOIN LATERAL (
-        SELECT i.inhrelid FROM pg_inherits AS i WHERE i.inhparent = p.oid
-        UNION ALL SELECT d.refobjid FROM pg_rewrite AS w
+      SELECT relation AS oid, true AS is_own
+      UNION SELECT r.oid, r.is_own FROM part AS p CROSS JOIN LATERAL (
+        SELECT i.inhrelid, p.is_own FROM pg_inherits AS i WHERE i.inhparent = p.oid
+        UNION ALL SELECT d.refobjid, false FROM pg_rewrite AS w
           JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = w.oid
         WHERE w.ev_class = p.oid AND w.ev_type = '1' AND d.refclassid = 'pg_class'::regclass
-        UNION ALL SELECT d.refobjid FROM pg_class AS c JOIN pg_policy AS y ON y.polrelid = c.oid
+        UNION ALL SELECT d.refobjid, false FROM pg_class AS c JOIN pg_policy AS y ON y.polrelid = c.oid
           JOIN pg_depend AS d ON d.classid = 'pg_policy'::regclass AND d.objid = y.oid
-        WHERE c.oid = p.oid AND c.relrowsecurity AND (c.oid <> relation OR row_security_active(c.oid))
-          AND d.refclassid = 'pg_class'::regclass) AS r (oid)
+        WHERE c.oid = p.oid AND c.relrowsecurity AND (NOT p.is_own OR row_security_active(c.oid))
+          AND d.refclassid = 'pg_class'::regclass) AS r (oid, is_own)
     )
     SELECT p.oid FROM part AS p);
-END
-$$;
-
-CREATE FUNCTION ml_rag._read_by_caller(tables oid[]) RETURNS oid[]
-LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
--- purpose: tables, and what is read with those whose policies apply to the caller  Reads: the catalog
-BEGIN
-  RETURN ARRAY(
-    SELECT DISTINCT r.oid FROM unnest(tables) AS t (oid)
-    CROSS JOIN unnest(CASE WHEN row_security_active(t.oid) THEN ml_rag._read_with(t.oid)
-      ELSE ARRAY[t.oid] END) AS r (oid)
-    ORDER BY 1);
 END
 $$;
 
@@ -317,17 +305,46 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._hold_trusted(relations oid[]) RETURNS boolean
+CREATE FUNCTION ml_rag._hold_with(roots oid[], what text DEFAULT 'read') RETURNS oid[]
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: whether relations may be touched unasked; if so they stay as they are until the end of the
--- transaction
--- Those that are not trusted are not waited for. While others were, they may have been given away.
+-- purpose: hold relations and what is read with them until the end of the transaction; returns what is held
+-- what: trusted = null, and those that are not trusted are not waited for; parts = only their parts, which
+-- are named in statements; triggers = parts, without new triggers
+-- While a lock is waited for, others can come to be read, such as a child: it is looked for after that. What
+-- a check of trust goes by is found when all of it is held.  Errors: 42P01, 55P03
+DECLARE
+  _held oid[] := '{}';
+  _found oid[];
 BEGIN
-  IF NOT ml_rag._are_trusted(relations) THEN
-    RETURN false;
-  END IF;
-  PERFORM ml_rag._hold_read(relations);
-  RETURN ml_rag._are_trusted(relations);
+  FOR _round IN 1..10 LOOP
+    _found := ARRAY(
+      SELECT r.oid FROM unnest(roots) WITH ORDINALITY AS t (oid, place)
+      CROSS JOIN LATERAL unnest(CASE WHEN what IN ('parts', 'triggers') THEN ml_rag._parts(t.oid)
+        ELSE ml_rag._read_with(t.oid) END) WITH ORDINALITY AS r (oid, place)
+      GROUP BY r.oid ORDER BY min(t.place), min(r.place));
+    IF what = 'trusted' AND NOT ml_rag._are_trusted(_found) THEN
+      RETURN NULL;
+    ELSIF _found <@ _held THEN
+      RETURN _found;
+    ELSIF what IN ('parts', 'triggers') THEN
+      PERFORM ml_rag._hold(_found, what = 'triggers');
+    ELSE
+      PERFORM ml_rag._hold_read(_found);
+    END IF;
+    _held := _found;
+  END LOOP;
+  RAISE EXCEPTION USING ERRCODE = '55P03',
+    MESSAGE = format('what is read with "%s" cannot be locked', roots[1]::regclass),
+    DETAIL = 'Each time that it was locked, other parts were there.', HINT = 'Try again.';
+END
+$$;
+
+CREATE FUNCTION ml_rag._hold_trusted(roots oid[]) RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
+-- purpose: whether relations may be touched unasked, with what is read with them; if so, these stay as they
+-- are until the end of the transaction
+BEGIN
+  RETURN ml_rag._hold_with(roots, 'trusted') IS NOT NULL;
 END
 $$;
 
@@ -336,8 +353,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: hold a store that the call has found by itself, and what is read with it  Errors: 42501 it was
 -- given away meanwhile
 BEGIN
-  PERFORM ml_rag._hold_read(ml_rag._read_with(relation));
-  IF NOT ml_rag._are_trusted(ml_rag._read_with(relation)) THEN
+  IF NOT ml_rag._hold_trusted(ARRAY[relation]) THEN
     RAISE EXCEPTION USING ERRCODE = '42501',
       MESSAGE = format('store %s was given to a role that you do not trust', ml_rag._relation_name(relation)),
       DETAIL = ml_rag._why_untrusted(relation), HINT = 'Name it in "vector_store", with its schema.';

@@ -31,7 +31,7 @@ BEGIN
     pending := NULL;
     failed := NULL;
     BEGIN
-      IF ml_rag._hold_trusted(ml_rag._read_by_caller(ml_rag._node_tables(store))) THEN
+      IF ml_rag._hold_trusted(ml_rag._node_tables(store)) THEN
         EXECUTE
           format('SELECT count(*) FILTER (WHERE n.node_number > 0), count(*) FILTER (WHERE n.error IS NOT '
             'NULL) FROM %s AS n', ml_rag._relation_name(relation)) INTO rows, failed;
@@ -69,7 +69,7 @@ BEGIN
     JOIN LATERAL ml_rag._node_groups(s.store) AS g ON g.name = s.name
               WHERE s.failed > 0 LOOP
     -- an error since it was counted has given its lock back
-    CONTINUE WHEN NOT ml_rag._hold_trusted(ml_rag._read_by_caller(ml_rag._node_tables(_one.store)));
+    CONTINUE WHEN NOT ml_rag._hold_trusted(ml_rag._node_tables(_one.store));
     RETURN QUERY EXECUTE format('SELECT $1, $2, %s, n.attempts, n.error ->> ''sqlstate'','
       ' n.error ->> ''message'', n.error ->> ''detail'', n.next_attempt'
       ' FROM %s AS n WHERE n.error IS NOT NULL ORDER BY 3', ml_rag._key_text('n', _one.key),

@@ -111,10 +111,9 @@ DECLARE
   _named text := (
     SELECT v.name FROM unnest(ml_rag._texts(options -> 'vector_store')) AS v (name)
     WHERE (given ? 'vector_store') IS NOT TRUE AND strpos(v.name, '.') > 0 AND ml_rag._hold_trusted(ARRAY(
-      SELECT r FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-      CROSS JOIN unnest(ml_rag._read_with(c.oid)) AS r
+      SELECT c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
       WHERE v.name IN (format('%I.%I', n.nspname, c.relname), concat(n.nspname, '.', c.relname))
-      ORDER BY r)) IS NOT TRUE
+      ORDER BY c.oid)) IS NOT TRUE
     UNION ALL SELECT a ->> 'function'
     FROM jsonb_path_query(options, 'lax $.arms[*] ? (exists (@.function))') AS a
     WHERE (given ? 'arms') IS NOT TRUE

@@ -134,7 +134,7 @@ BEGIN
         PERFORM ml_rag._hold(ml_rag._node_tables(_one.relation));
         _is_held := true;
       ELSE
-        _is_held := ml_rag._hold_trusted(ml_rag._node_tables(_one.relation) || ml_rag._read_with(_one.nodes));
+        _is_held := ml_rag._hold_trusted(ARRAY[_one.relation, _one.nodes]);
       END IF;
       PERFORM set_config('lock_timeout', _former_wait, true);
       CONTINUE WHEN NOT _is_held;

@@ -11,8 +11,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 BEGIN
   -- no trigger comes between the check and the rows: a child can have one of the same key, of partitions only
   -- the one that was written
-  PERFORM ml_rag._hold(ml_rag._parts(filled), (
-    SELECT c.relkind = 'r' FROM pg_class AS c WHERE c.oid = filled));
+  PERFORM ml_rag._hold_with(ARRAY[filled::oid], (
+    SELECT CASE c.relkind WHEN 'r' THEN 'triggers' ELSE 'parts' END FROM pg_class AS c WHERE c.oid = filled));
   PERFORM ml_rag._refuse_foreign_schema(filled);
   PERFORM ml_rag._refuse_foreign_trigger(relation, filled);
 END

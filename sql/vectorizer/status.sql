@@ -10,7 +10,6 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS 
 -- Reads: the tables, as the caller; ml_rag.vectorizer_error, ml_rag.vectorizer_truncated
 DECLARE
   _one record;
-  _read oid[];
   -- A lock on one table must not hide the others.
   _former_wait text := ml_rag._limit_wait();
 BEGIN
@@ -27,10 +26,10 @@ BEGIN
     failed := (SELECT count(*) FROM ml_rag.vectorizer_error AS e WHERE e.relation = _one.oid);
     truncated := coalesce((SELECT t.texts FROM ml_rag.vectorizer_truncated AS t
       WHERE t.relation = _one.oid), 0);
-    _read := _one.oid || ml_rag._parts(coalesce(ml_rag._segment_table(_one.oid), _one.oid));
     rows := CASE WHEN NOT ml_rag._is_distributed(_one.oid) THEN nullif(_one.reltuples, -1)::bigint END;
     BEGIN
-      reason := CASE WHEN NOT ml_rag._hold_trusted(ml_rag._read_by_caller(_read))
+      reason := CASE WHEN NOT ml_rag._hold_trusted(array_remove(
+          ARRAY[_one.oid, ml_rag._segment_table(_one.oid)], NULL))
         THEN coalesce(ml_rag._why_untrusted(_one.oid), 'A part of it, or its schema, belongs to a role that '
           'you do not trust.') END;
       IF reason IS NULL THEN

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Any
+from typing import Any, LiteralString
 
 import pytest
 
-from support.cluster import Connection, Database, noticed
+from support.cluster import Connection, Database, is_waiting, noticed
 from support.models_server import ModelsServer
+from support.processes import Background, wait_until
 from support.schema import SqlModel
 from support.stores import create_store, error, fake_embedding
 from support.vectorizers import create, run
@@ -142,6 +144,63 @@ def test_a_partition_is_refused_before_it_is_read(
     with error("42501", 'part "own.part" of table "kb.items" belongs to a role that you do not trust'):
         run(owner, "kb.items")
     assert said == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["SELECT * FROM ml_rag.vectorizer", "SELECT * FROM ml_rag.node_group", "CALL ml_rag.run_vectorizer('kb.items')"],
+)
+def test_a_partition_that_comes_while_its_table_is_waited_for(
+    db: Database, owner: Connection, taker: Connection, models: ModelsServer, statement: LiteralString
+) -> None:
+    owner.execute(
+        "CREATE TABLE kb.items (id integer PRIMARY KEY, name text) PARTITION BY LIST (id);"
+        "CREATE TABLE kb.first PARTITION OF kb.items FOR VALUES IN (1); INSERT INTO kb.items VALUES (1, 'lamp')"
+    )
+    create(owner, "kb.items", "name")
+    run(owner, "kb.items")
+    owner.execute("CALL ml_rag.create_node_group('kb.items', 's', '{\"transform\": \"sentence\"}')")
+    owner.execute(
+        "CREATE TABLE own.part (LIKE kb.items INCLUDING ALL); INSERT INTO own.part (id, name) VALUES (2, 'x')"
+    )
+    give_part(db, owner, taker)
+    caller = db.connect()
+    said = noticed(caller)
+    owner.execute("BEGIN; LOCK TABLE kb.items IN ACCESS EXCLUSIVE MODE")
+    call = Background(lambda: caller.execute(statement))
+    wait_until(lambda: is_waiting(db, caller))
+    owner.execute("ALTER TABLE kb.items ATTACH PARTITION own.part FOR VALUES IN (2); COMMIT")
+    with error("42501", 'part "own.part"') if statement.startswith("CALL") else contextlib.nullcontext():
+        call.result()
+    assert not any("ran as" in message for message in said), said
+
+
+def test_a_partition_that_comes_while_an_immediate_vectorizer_waits(
+    db: Database, owner: Connection, taker: Connection, models: ModelsServer
+) -> None:
+    owner.execute(
+        "CREATE TABLE kb.items (id integer PRIMARY KEY, name text) PARTITION BY LIST (id);"
+        "CREATE TABLE kb.first PARTITION OF kb.items FOR VALUES IN (1)"
+    )
+    create(owner, "kb.items", "name", mode="immediate")
+    owner.execute("GRANT INSERT ON kb.items TO PUBLIC; CREATE TABLE kb.second (LIKE kb.items INCLUDING ALL)")
+    owner.execute("CREATE TABLE own.part (LIKE kb.items INCLUDING ALL)")
+    give_part(db, owner, taker)
+    gate, writer = db.connect(), db.connect("asker")
+    said = noticed(writer)
+
+    def attach() -> None:
+        owner.execute("ALTER TABLE kb.items ATTACH PARTITION kb.second FOR VALUES IN (2)")
+        gate.execute("BEGIN; LOCK TABLE kb.second IN ACCESS EXCLUSIVE MODE")
+
+    models.before[len(models.requests)] = attach
+    call = Background(lambda: writer.execute("INSERT INTO kb.items (id, name) VALUES (1, 'tent')"))
+    wait_until(lambda: is_waiting(db, writer))
+    owner.execute("ALTER TABLE kb.items ATTACH PARTITION own.part FOR VALUES IN (3)")
+    gate.execute("COMMIT")
+    with error("42501", "does not trust the owner of the table"):
+        call.result()
+    assert not any("ran as" in message for message in said), said
 
 
 @pytest.mark.parametrize("what", PLANTS)

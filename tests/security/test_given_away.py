@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from support.cluster import Connection, Database, noticed
+from support.cluster import Connection, Database, is_waiting, noticed
 from support.processes import Background, over_and_over, wait_until
 from support.schema import SqlModel, ask, statement
 from support.stores import as_text, create_store, error, fake_embedding, search
@@ -74,12 +74,6 @@ def test_while_its_lock_is_waited_for(
     assert not any("ran as" in message for message in said), said
     assert [row[1] for row in found] == ["public.kept"]
     assert any('"public.docs" cannot be searched' in message for message in said), said
-
-
-def is_waiting(db: Database, connection: Connection) -> bool:
-    query = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
-    with db.connect() as watcher:
-        return watcher.execute(query, (connection.info.backend_pid,)).fetchone() == (True,)
 
 
 @pytest.mark.parametrize(
@@ -389,3 +383,61 @@ def test_stores_that_are_all_locked_are_waited_for_once(
         search(caller, "zebra", options)
     owner.execute("COMMIT")
     assert len(search(caller, "zebra", options)) == 2
+
+
+MADE = {
+    "a store": ("CREATE TABLE child () INHERITS (docs)", "docs"),
+    "what a view reads": (
+        "CREATE TABLE child () INHERITS (docs); COMMENT ON COLUMN docs.segment_embedding IS NULL;"
+        "CREATE VIEW seen AS SELECT * FROM docs; GRANT SELECT ON seen TO PUBLIC;"
+        "COMMENT ON COLUMN seen.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'",
+        "docs",
+    ),
+    "what a policy reads": (
+        "CREATE TABLE allowed (x integer); CREATE TABLE child () INHERITS (allowed); INSERT INTO allowed VALUES (1);"
+        "GRANT SELECT ON allowed TO PUBLIC; ALTER TABLE docs ENABLE ROW LEVEL SECURITY;"
+        "CREATE POLICY p ON docs USING (EXISTS (SELECT FROM allowed WHERE x > 0))",
+        "allowed",
+    ),
+    "a table of statements": ("CREATE TABLE child () INHERITS (shop.orders)", "shop.orders"),
+}
+
+
+@pytest.mark.parametrize("what", MADE)
+@pytest.mark.parametrize("role", ["asker", None])
+def test_a_child_that_comes_while_another_is_waited_for(
+    db: Database, owner: Connection, getter: Connection, model: SqlModel, shop: Connection, role: str | None, what: str
+) -> None:
+    made, parent = MADE[what]
+    owner.execute(f"DROP TABLE kept; {made}".encode())
+    model.writes("SELECT count(*) FROM shop.orders WHERE id > 0")
+    caller, gate = db.connect(role), db.connect()
+
+    def call() -> Any:
+        if parent == "shop.orders":
+            return ask(caller, use_retry=False).get("rows")
+        return search(caller, "zebra", {"query_embedding": NEAR})
+
+    assert len(call()) == 1
+    said = noticed(caller)
+    gate.execute("BEGIN; LOCK TABLE ONLY child IN ACCESS EXCLUSIVE MODE")
+    second = Background(call)
+    wait_until(lambda: is_waiting(db, caller) or second.ended)
+    owner.execute(f"CREATE TABLE late () INHERITS ({parent})".encode())
+    owner.execute("BEGIN")
+    owner.execute(given(db, "late"))
+    first = Background(lambda: getter.execute(PLANT_BELOW.format(table="late").encode()))
+    wait_until(lambda: is_waiting(db, getter))
+    gate.execute("COMMIT")
+    wait_until(lambda: is_waiting_for(db, caller, "late") or second.ended)
+    owner.execute("COMMIT")
+    first.join()
+    with contextlib.suppress(psycopg.errors.NoDataFound):
+        second.result()
+    assert not any("ran as" in message for message in said), said
+
+
+def is_waiting_for(db: Database, connection: Connection, table: str) -> bool:
+    query = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND relation = %s::regclass AND NOT granted)"
+    with db.connect() as watcher:
+        return watcher.execute(query, (connection.info.backend_pid, table)).fetchone() == (True,)

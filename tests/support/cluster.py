@@ -26,6 +26,13 @@ def value_of(connection: Connection, query: LiteralString | bytes | sql.Composab
     return row[0]
 
 
+def is_waiting(db: Database, connection: Connection) -> bool:
+    """Whether the session waits for a lock."""
+    query = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
+    with db.connect() as watcher:
+        return watcher.execute(query, (connection.info.backend_pid,)).fetchone() == (True,)
+
+
 def noticed(
     connection: Connection, what: Callable[[psycopg.errors.Diagnostic], Any] = lambda d: d.message_primary or ""
 ) -> list[Any]:

@@ -152,7 +152,7 @@ def _decide(plpy: Any, statement: str, within: Within, schemas: list[str], outco
     plpy.execute(f"CREATE TEMP VIEW ml_rag_statement ({names}) AS (\n{statement}\n)")
     # by now what it reads is locked, and so are the parts of that: it keeps its owner, which may have changed meanwhile
     own = "pg_catalog.to_regclass('pg_temp.ml_rag_statement')::pg_catalog.oid"
-    plpy.execute(f"SELECT ml_rag._hold_read(pg_catalog.array_remove(ml_rag._read_with({own}), {own}))")
+    plpy.execute(f"SELECT ml_rag._hold_with(pg_catalog.array_remove(ml_rag._read_with({own}), {own}))")
     refusal = (
         "SELECT ml_rag._refusal(ml_rag._parsed('ml_rag_statement'), ARRAY("
         "SELECT t.relation FROM ml_rag._askable_tables($2, $3) AS t"

@@ -330,7 +330,7 @@ def count_as_owner(dsn: str, store: Unread, seconds: float) -> int:
             connection.execute(PIN_TRANSACTION)
             # nothing takes its name, which the owner would read then, and it is that owner's
             connection.execute(
-                "SELECT ml_rag._hold_filled(ARRAY[r], ARRAY[r], r::regclass, quote_ident(%s)::regrole)"
+                "SELECT ml_rag._hold_filled(ARRAY[r], ARRAY[r], r::regclass, quote_ident(%s)::regrole, true)"
                 " FROM (SELECT %s::oid) AS s (r)",
                 (store.owner, store.relation),
             )
@@ -575,7 +575,7 @@ def check_models(connection: psycopg.Connection) -> Iterator[Finding]:
             if known.get(model.partition("@")[0], {}).get("languages") != "en":
                 continue
             with connection.transaction():
-                if not _value(connection, "SELECT ml_rag._hold_trusted(ml_rag._read_with(%s))", oid):
+                if not _value(connection, "SELECT ml_rag._hold_trusted(ARRAY[%s::oid])", oid):
                     continue
                 query = sql.SQL("SELECT left(t.{}, 500) FROM {} AS t LIMIT 100").format(
                     sql.Identifier(column), sql.SQL(_value(connection, "SELECT ml_rag._relation_name(%s::oid)", oid))

@@ -17,7 +17,7 @@ _FIND = sql.SQL(
     FROM ml_rag.discover() AS d WHERE d.vector_store = %(store)s"""
 )
 #: no other relation takes its name from here on; what was not trusted any more once that was sure is not read
-_HOLD = sql.SQL("SELECT ml_rag._hold_trusted(ml_rag._read_with(%(oid)s)) AS is_held")
+_HOLD = sql.SQL("SELECT ml_rag._hold_trusted(ARRAY[%(oid)s::pg_catalog.oid]) AS is_held")
 _NAME = sql.SQL(
     """SELECT n.nspname::text AS schema, c.relname::text AS relation
     FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = %(oid)s"""

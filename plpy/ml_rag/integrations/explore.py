@@ -137,9 +137,7 @@ _NAMES = sql.SQL(
 )
 _TRUSTED = sql.SQL("SELECT ml_rag._are_trusted(ml_rag._read_with(%(oid)s))")
 #: false of one that is not there; else no other one takes its name until the end of the transaction
-_HOLD = sql.SQL(
-    "SELECT ml_rag._hold_trusted(ml_rag._read_with(pg_catalog.to_regclass(%(name)s)::pg_catalog.oid)) AS is_held"
-)
+_HOLD = sql.SQL("SELECT ml_rag._hold_trusted(ARRAY[pg_catalog.to_regclass(%(name)s)::pg_catalog.oid]) AS is_held")
 _MARKED = sql.SQL(
     "SELECT m.vector_store, m.document, m.segment_number, m.is_right FROM {} AS m"
     " WHERE m.question = %(question)s LIMIT 1000"

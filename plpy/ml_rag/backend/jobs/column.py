@@ -99,12 +99,11 @@ class Column(Derived):
         is_here = part and part["shard"] is None and (step == "write" or not self._is_through)
         # a table before its parts, and after its segments; all parts where all are read, to count their rows
         held = dict.fromkeys((job["store"], part["oid"] if is_here else job["store"], job["relation"]))
-        parts = "ml_rag._parts(o)" if self._found is None or step == "finish" else "ARRAY[o]"
+        with_parts = self._found is None or step == "finish"
         yield from run(
-            "SELECT NULL FROM ml_rag._hold_filled(ARRAY(SELECT unnest("
-            f"{parts}) FROM unnest({array('held', 'oid')}) AS h (o)), ARRAY[($1 ->> 'store')::oid],"
-            " ($1 ->> 'store')::oid, ($1 ->> 'owner')::oid)",
-            held=[*held], store=job["store"], owner=job["owner"],
+            f"SELECT NULL FROM ml_rag._hold_filled({array('held', 'oid')}, ARRAY[($1 ->> 'store')::oid],"
+            " ($1 ->> 'store')::oid, ($1 ->> 'owner')::oid, ($1 ->> 'with_parts')::boolean)",
+            held=[*held], store=job["store"], owner=job["owner"], with_parts=with_parts,
         )  # fmt: skip
         if is_here:
             yield from self._name_part()

@@ -120,7 +120,7 @@ class NodeGroups(Derived):
         elif self._names:
             yield from run(
                 "SELECT NULL FROM ml_rag._node_tables(($1 ->> 'store')::oid) AS t,"
-                " ml_rag._hold_filled(t, t, ($1 ->> 'store')::oid, ($1 ->> 'owner')::oid)",
+                " ml_rag._hold_filled(t, t, ($1 ->> 'store')::oid, ($1 ->> 'owner')::oid, true)",
                 store=self._store, owner=self._owner,
             )  # fmt: skip
             yield from self._lock()

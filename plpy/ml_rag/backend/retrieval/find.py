@@ -34,11 +34,9 @@ _run = Statements(
         ),
         "warn": ("SELECT ml_rag._warn_of_failures(ARRAY(SELECT f FROM jsonb_array_elements($1) AS f))", "jsonb"),
         "name": ("SELECT ml_rag._relation_name($1)", "oid"),
-        "hold": (
-            "SELECT ml_rag._hold_read(ml_rag._node_tables($1)"
-            " || CASE $2 WHEN 'trusted' THEN ml_rag._read_with($1) ELSE '{}' END)",
-            *("oid", "text"),
-        ),
+        "hold": ("SELECT ml_rag._hold_read(ml_rag._node_tables($1))", "oid"),
+        "hold found": ("SELECT ml_rag._hold_with(ARRAY[$1], 'trusted')::int8[] AS held", "oid"),
+        "hold nodes": ("SELECT ml_rag._hold_trusted(ARRAY[g.relation::oid]) FROM ml_rag._node_groups($1) AS g", "oid"),
         "lock_timeout": ("SELECT set_config('lock_timeout', $1, true)", "text"),
         "short wait": ("SELECT ml_rag._limit_wait() AS former",),
     }
@@ -48,6 +46,8 @@ _run = Statements(
 MOST_READS, MOST_CONDITIONS = 4000, 4_000_000
 #: what was found is not there: a column, a table
 _GONE = ("42703", "42P01")
+#: how often stores are held until nothing new is read with them
+_MOST_ROUNDS = 10
 
 
 class Failed(MlRagError):
@@ -270,30 +270,54 @@ class Finder:
         Returns them without those that the call does not name and that were given away since they were found: while a
         lock was waited for, or a model or a function ran. It is called again after each such pause: locks keep neither
         the owner of a schema from renaming it nor that of a table from making parts."""
-        left = []
+        former: dict[int, list[int]] | None = None
+        for _ in range(_MOST_ROUNDS):
+            held = self._hold_each(request, stores)
+            left = [store for store in stores if store.relation in held]
+            if not discovery.has_moved(self._plpy, self._context.schema):
+                return left
+            left = self.as_named_now(left)
+            is_settled = former is not None and all(former[relation] == held[relation] for relation in held)
+            if is_settled or all(store.found == "named" for store in left):
+                return left
+            now = {store.relation for store in discovery.discover(self._plpy, self._context.schema, request.wanted)}
+            stores = [store for store in left if store.found == "named" or store.relation in now]
+            self.failures += [reasons.given_away(store.vector_store) for store in left if store not in stores]
+            # while one was waited for, another can have got parts, of which the locks are waited for later
+            if not any(map(discovery.reads_parts, stores)):
+                return stores
+            former = held
+        message = "what is read with vector stores cannot be locked"
+        detail = "Each time that it was locked, other parts were there."
+        raise Failed({"sqlstate": "55P03", "message": message, "detail": detail, "hint": "Try again."})
+
+    def _hold_each(self, request: Request, stores: list[Store]) -> dict[int, list[int]]:
+        """By store what is held with it; those that cannot be held are left out."""
+        held = {}
+        has_nodes = any(arm.node_group for arm in request.arms)
         for store in stores:
+            own: list[int] | None = []
             try:
-                has_parts = not store.is_table or discovery.reads_parts(store)
-                if has_parts or any(arm.node_group for arm in request.arms):
-                    hold(self._plpy, store)
-                    _run(self._plpy, "hold", store.relation, store.found)
-                else:
+                is_plain = store.is_table and not discovery.reads_parts(store)
+                if is_plain and not has_nodes:
                     self._plpy.prepare(f"SELECT FROM ONLY {store.table}")
-                left.append(store)
+                else:
+                    hold(self._plpy, store)
+                    if store.found == "named":
+                        _run(self._plpy, "hold", store.relation)
+                    else:
+                        own = _run(self._plpy, "hold found", store.relation)[0]["held"]
+                        _run(self._plpy, "hold nodes", store.relation)
             except self._plpy.SPIError as e:
                 try:
                     self._leave_out(store, stores, e)
                 except Left:
                     continue
-        if not discovery.has_moved(self._plpy, self._context.schema):
-            return left
-        left = self.as_named_now(left)
-        if all(store.found == "named" for store in left):
-            return left
-        now = {store.relation for store in discovery.discover(self._plpy, self._context.schema, request.wanted)}
-        kept = [store for store in left if store.found == "named" or store.relation in now]
-        self.failures += [reasons.given_away(store.vector_store) for store in left if store not in kept]
-        return kept
+            if own is None:
+                self.failures.append(reasons.given_away(store.vector_store))
+            else:
+                held[store.relation] = own
+        return held
 
     def as_named_now(self, stores: list[Store]) -> list[Store]:
         """The stores by the names that they have by now: a lock does not keep the owner of a schema from renaming it.
