@@ -16,8 +16,9 @@ from support.cluster import Connection, Database, noticed
 from support.exchange import exchange
 from support.loading import loader_role, rows
 from support.partitions import CALLS, fill, send
+from support.processes import Background, wait_until
 from support.shards import Shard, attach, empty, make_shard, map_roles, shards
-from support.stores import answer, error, warnings_of
+from support.stores import answer, as_text, error, fake_embedding, search, warnings_of
 
 WORDS = {"vector_store": ["public.four"], "skip_generate": True, **CALLS["words"]}
 
@@ -752,4 +753,50 @@ def test_what_takes_the_name_of_a_table_of_calls_that_is_waited_for_runs_no_code
         *(four, "four_s0_calls", plant, *others),
         lambda: caller.execute("SELECT ml_rag_answer('text', %s)", [json.dumps(WORDS)]),
     )
+    assert not any("ran as" in message for message in said), said
+
+
+@pytest.mark.parametrize(
+    ("options", "locked"),
+    [
+        (CALLS["words"], "ml_rag_internal.keyword_posting, ml_rag_internal.keyword_store, ml_rag_internal.keyword_new"),
+        ({"query_embedding": fake_embedding("birch"), "n_citations": 3}, "a"),
+    ],
+)
+def test_names_that_lead_elsewhere_once_a_shard_has_answered_are_not_read(
+    db: Database, owner: Connection, loader: Connection, shard: Shard, options: dict[str, Any], locked: str
+) -> None:
+    role = loader_role(db)
+    owner.execute(f"CREATE SCHEMA kb AUTHORIZATION {role}; GRANT USAGE ON SCHEMA kb TO PUBLIC")
+    owner.execute(f"GRANT CREATE ON DATABASE {db.name} TO {db.role('tenant')}")
+    loader.execute("SELECT ml_rag.create_store('kb.four', '{\"partitions\": 2}')")
+    # all alike: the statement is run again to settle the ties
+    send(loader, "kb.four", {f"d{i}": "birch oak" for i in range(10)})
+    loader.execute("GRANT SELECT ON kb.four TO ml_rag_user")
+    make_shard(shard, "a")
+    given = {"partition": 0, "schema_name": "public", "table_name": "a"}
+    loader.execute("SELECT ml_rag.attach_shard('kb.four', %s, %s)", (shard.server, json.dumps(given)))
+    caller, taker = db.connect("asker"), db.connect("tenant")
+    said = noticed(caller)
+    options = {"vector_store": ["kb.four"], **options}
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'asker' AND wait_event_type = 'Lock'"
+    with shard.connect() as gate, shard.connect() as watcher:
+        gate.execute(f"BEGIN; LOCK TABLE {locked} IN ACCESS EXCLUSIVE MODE".encode())
+        call = Background(lambda: search(caller, "birch", options))
+        wait_until(lambda: watcher.execute(waits).fetchone() == (1,) or call.ended)
+        owner.execute("ALTER SCHEMA kb RENAME TO former")
+        taker.execute(
+            "CREATE SCHEMA kb; GRANT USAGE ON SCHEMA kb TO PUBLIC; CREATE FUNCTION kb.evil() RETURNS boolean"
+            " LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN true; END $$"
+        )
+        for name in ("four", "four_s0", "four_p1"):
+            taker.execute(
+                f"CREATE VIEW kb.{name} AS SELECT 'planted' AS document_name, '{{}}'::jsonb AS metadata,"
+                " 1::bigint AS document_id, 1 AS segment_number, 'planted' AS segment,"
+                f" '{as_text(fake_embedding('birch'))}'::public.vector(16) AS segment_embedding, '(0,1)'::tid AS ctid"
+                f" WHERE kb.evil(); GRANT SELECT ON kb.{name} TO PUBLIC".encode()
+            )
+        gate.execute("COMMIT")
+        found = call.result()
+    assert {row[5] for row in found} == {"birch oak"}
     assert not any("ran as" in message for message in said), said

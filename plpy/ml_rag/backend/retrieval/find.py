@@ -145,6 +145,8 @@ class Finder:
                 pass
             except Left as e:
                 left = [store for store in left if store not in e.args]
+                if discovery.has_moved(self._plpy, self._context.schema):
+                    left = self._of_dimensions(request, self._hold(request, question, self.as_named_now(left)), made)
             except Moved as e:
                 left = self._of_dimensions(request, list(e.args), made)
         warned = []
@@ -391,6 +393,7 @@ class Finder:
         """Which store an error of the statement comes from: each is searched by itself. Raises what follows from it."""
         if ends(error) or sqlstate(error) == "40001":
             raise error
+        self._context.after_pause()  # servers can have been waited for
         left: list[Store] = []
         for i, source in enumerate(sources, 1):
             failure = self._failure_of(search, source, i)

@@ -475,7 +475,8 @@ class Search:
         while True:
             self.reads += 1
             ways = self.set(sources)[2:]
-            if any(self._reads_servers(source) for source in sources):
+            reads_servers = any(map(self._reads_servers, sources))
+            if reads_servers:
                 row = self._try(self.text(sources, self.shape), sources)
             else:
                 made = kept.statement(self._plpy, self.shape, tuple(sources), self._context.schema, ways)
@@ -483,6 +484,8 @@ class Search:
             failed = [one for one in zip(self.searched(sources), row["checks"], strict=True) if one[1]]
             if not failed:
                 return row, sources
+            if reads_servers:
+                self._context.after_pause()
             again = [source._replace(searches=list(source.searches)) for source in sources]  # type: ignore[arg-type]
             is_again = False
             for (place, i), check in failed:

@@ -114,6 +114,7 @@ class Asking:
             request |= {name: index[name] for name in _INDEX} | {"terms": terms}
             corpus = self._statistics(index, terms, leaves, shards, request)
             request["corpus"] = corpus
+            self._context.after_pause()
         hits = "[]"
         facts: dict[str, Any] = {}
         if leaves:
