@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-#: a name is at most so many words of a question, and a question's first words are looked at
+#: words of a question that a name has at most, and first words of a question that are looked at
 LONGEST_NAME = 16
 WORDS = 400
 #: characters of a question in which a label or a request for a summary is looked for: the time grows with their square

@@ -50,7 +50,7 @@ DEFAULT_SEGMENT_TOKENS = 256
 _PIECES_AT_ONCE = 500
 #: the context of a segment takes at most this part of its tokens
 _CONTEXT_SHARE = 4
-#: a page of at most so many words and characters is not a segment of its own
+#: words and characters that a page has at most if it is not a segment of its own
 _SHORT_WORDS, _SHORT_CHARACTERS = 6, 60
 #: how full a segment must be for a table to begin in the next one
 _BEFORE_TABLE = 0.3
