@@ -157,8 +157,8 @@ BEGIN
   SELECT format('%I.%I', n.nspname, concat(c.relname, '_shard')), c.relowner INTO _view, _owner
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = store;
   IF to_regclass(_view) = store THEN
-    PERFORM ml_rag._bad_option('shard', 'true', 'false, where the name of the store has 63 bytes',
-      'Give it a shorter name: other servers search it by a view beside it, whose name is that and _shard.');
+    PERFORM ml_rag._bad_option('shard', 'true', 'false if the name of the store has 63 bytes',
+      'Give it a shorter name: other servers search it by a view with that name and _shard.');
   ELSIF to_regclass(_view) IS NOT NULL AND NOT EXISTS (
     -- it runs its owner's code as its reader
     SELECT FROM pg_class AS v WHERE v.oid = to_regclass(_view) AND v.relkind = 'v' AND v.relowner = _owner
