@@ -383,6 +383,13 @@ def test_docx_has_the_text_of_its_boxes_once(around: str) -> None:
 
 
 def test_docx_has_the_text_that_newer_versions_show() -> None:
+@pytest.mark.parametrize("shape", ["shape", "oval", "polyline", "arc", "line", "curve", "image"])
+def test_docx_has_the_text_of_shapes_of_older_versions(shape: str) -> None:
+    box = "<v:textbox><w:txbxContent><w:p><w:r><w:t>boxed</w:t></w:r></w:p></w:txbxContent></v:textbox>"
+    drawn = f"<v:group xmlns:v='urn:schemas-microsoft-com:vml'><v:{shape}>{box}</v:{shape}></v:group>"
+    assert only("a.docx", docx(f"<w:p><w:r><w:pict>{drawn}</w:pict></w:r></w:p>")) == "boxed"
+
+
     def run(text: str) -> str:
         return f"<w:r><w:t>{text}</w:t></w:r>"
 

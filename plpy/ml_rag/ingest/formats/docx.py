@@ -40,11 +40,12 @@ _RELATED = (
     "{http://purl.oclc.org/ooxml/officeDocument/relationships}",
 )
 _COMPATIBLE = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
+_VML = "{urn:schemas-microsoft-com:vml}"
 #: elements that mammoth leaves out with the text in them: fields such as the number of a caption, directions of text,
 #: characters with their readings
 _AROUND = ("fldSimple", "dir", "bdo", "ruby", "rubyBase")
 _HAS_SUCH = re.compile(
-    rf"<[\w.-]+:(?:{'|'.join(_AROUND)}|cr|ptab|oMath|relIds|chart|txbx|ddList|AlternateContent|altChunk)\b".encode()
+    rf"<[\w.-]+:(?:{'|'.join(_AROUND)}|cr|ptab|oMath|relIds|chart|textbox|txbxContent|ddList|AlternateContent|altChunk)\b".encode()
 )
 
 
@@ -160,6 +161,8 @@ def _without_such(archive: zipfile.ZipFile, content: bytes, inserted: Callable[[
                 _replace(one, [formula(one)])
             for box in list(root.iter("{*}txbxContent")):
                 _move_out(box)
+                for shape in box.iterancestors(f"{_VML}*"):  # of an ellipse, mammoth leaves the text out
+                    shape.tag = f"{_VML}shape"
             changed[name] = etree.tostring(root)
     return with_parts(archive, changed) if changed else content
 
