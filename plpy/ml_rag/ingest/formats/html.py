@@ -71,6 +71,15 @@ def html_to_markdown(text: str) -> str:
     return _convert(_soup(text))
 
 
+def mail_to_markdown(text: str) -> str:
+    """Markdown of the HTML of a mail, without what it hides, such as the line that a list of mails shows of it. On a
+    page, what is hidden is often text that a click shows."""
+    soup = _soup(text)
+    for element in soup.find_all(style=re.compile(r"display\s*:\s*none", re.I)):
+        element.extract()
+    return _convert(soup)
+
+
 def html_blocks(
     html: str | BeautifulSoup, pictures: Pictures | None, mark: Callable[[str], str], keys: dict[str, Any]
 ) -> list[tuple[str, dict[str, Any]]]:
@@ -140,9 +149,6 @@ def _convert(soup: BeautifulSoup) -> str:
     # where tags that may be left out are, the parser takes elements of the body, such as <main>, for parts of the head
     for element in [*soup(_DROPPED), *(one for head in soup("head") for one in head("title"))]:
         element.decompose()
-    for element in soup.find_all(style=re.compile(r"display\s*:\s*none", re.I)):
-        if not element.decomposed and element.get("role") != "tabpanel":  # which a click on its tab shows
-            element.decompose()
     for element in soup(_BLOCKS):
         element.name = "div"
     _flatten_layout_tables(soup)

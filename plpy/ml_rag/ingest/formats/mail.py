@@ -16,7 +16,7 @@ from ml_rag import abc
 from ml_rag.ingest.formats.common import Request, clean, document, metadata, numbers, one_line
 from ml_rag.ingest.formats.detect import is_text
 from ml_rag.ingest.formats.encoding import decode
-from ml_rag.ingest.formats.html import html_to_markdown
+from ml_rag.ingest.formats.html import html_to_markdown, mail_to_markdown
 
 _HEADERS = ("From", "To", "Cc", "Date")
 #: characters of a plain text that may only say that the mail is in HTML, which then has more than three times as many;
@@ -205,7 +205,11 @@ def _text(part: Any, language: str | None) -> str:
     payload = part.get_payload(decode=True)
     data = payload if isinstance(payload, bytes) else b""
     text = decode(data, language, part.get_content_charset())
-    return html_to_markdown(text) if part.get_content_type() == "text/html" else text
+    if part.get_content_type() != "text/html":
+        return text
+    # an attached page, and one that a browser saved as a mail, are no text of a mail
+    is_page = part.is_attachment() or "Content-Location" in part
+    return html_to_markdown(text) if is_page else mail_to_markdown(text)
 
 
 def _header(message: Any, key: str) -> str:
@@ -256,7 +260,7 @@ def parse_msg(_name: str, content: bytes, request: Request) -> abc.Document:
         def texts(prefix: str, whose: str) -> Iterator[str]:
             """The text of a mail, and those that are attached to it."""
             body = text("1000", prefix)
-            yield body if body.strip() else (body := html_to_markdown(text("1013", prefix)))
+            yield body if body.strip() else (body := mail_to_markdown(text("1013", prefix)))
             if not body.strip() and ole.exists(f"{prefix}__substg1.0_10090102"):
                 unread.append(f"{whose} text, which is in RTF alone")
             for place in sorted(places[prefix]):
