@@ -207,7 +207,7 @@ def _text(part: Any, language: str | None) -> str:
     text = decode(data, language, part.get_content_charset())
     if part.get_content_type() != "text/html":
         return text
-    # an attached page, and one that a browser saved as a mail, are no text of a mail
+    # attached, or saved by a browser as a mail, it is not the text of a mail
     is_page = part.is_attachment() or "Content-Location" in part
     return html_to_markdown(text) if is_page else mail_to_markdown(text)
 
