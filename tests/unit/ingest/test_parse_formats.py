@@ -806,6 +806,35 @@ def test_odt_has_the_texts_of_shapes_apart_and_once() -> None:
     assert only("a", odt(f"<table:table>{row}</table:table>")) == "| a Start here | a |\n| --- | --- |"
 
 
+def test_opendocument_has_its_formulas_and_what_its_charts_show() -> None:
+    frame = '<draw:frame><draw:object xlink:href="{}"/></draw:frame>'
+    formula = (
+        '<math:math xmlns:math="http://www.w3.org/1998/Math/MathML"><math:semantics><math:mrow><math:mi>x</math:mi>'
+        "<math:mo>=</math:mo><math:mfrac><math:mrow><math:mi>a</math:mi><math:mo>+</math:mo><math:mn>1</math:mn>"
+        "</math:mrow><math:mn>2</math:mn></math:mfrac></math:mrow><math:annotation>x = {a+1} over 2</math:annotation>"
+        "</math:semantics></math:math>"
+    )
+    cells = "".join(f"<table:table-cell><text:p>{text}</text:p></table:table-cell>" for text in ("2025", "7"))
+    chart = (
+        '<office:document-content xmlns:office="urn:oasis:names:tc:opendocument:xmlns:office:1.0" '
+        'xmlns:text="urn:oasis:names:tc:opendocument:xmlns:text:1.0" '
+        'xmlns:table="urn:oasis:names:tc:opendocument:xmlns:table:1.0"><office:body><office:chart><title>'
+        f"<text:p>Sales</text:p></title><table:table><table:table-row>{cells}</table:table-row></table:table>"
+        "</office:chart></office:body></office:document-content>"
+    )
+    objects: dict[str, str | bytes] = {
+        "Object 1/content.xml": formula,
+        "Object 2/content.xml": chart,
+        "Object 3/content.xml": "",
+    }
+    inline = f"<text:p>As {frame.format('./Object 1')} shows{frame.format('Object 3')}.</text:p>"
+    others = f"<text:p>{frame.format('./Object 2')}</text:p>{frame.format('./Object 2')}{frame.format('.')}"
+    table = "| 2025 | 7 |\n| --- | --- |"
+    assert only("a", odt(inline + others, **objects)) == f"As x=(a+1)/2 shows.\n\nSales\n\n{table}"
+    page = f"<draw:page>{frame.format('./Object 1')}{frame.format('./Object 2')}</draw:page>"
+    assert blocks("a", odt(page, "presentation", **objects)) == [(f"x=(a+1)/2\n\nSales\n\n{table}", {"slide": 1})]
+
+
 def test_comments_of_opendocument_are_no_text_and_notes_stand_once() -> None:
     comment = "<office:annotation><text:p>should it be 43?</text:p></office:annotation>"
     note = "<text:note><text:note-body><text:p>estimated</text:p></text:note-body></text:note>"

@@ -107,7 +107,10 @@ def parse_xml(content: bytes) -> Any:
     refuse_entities(content)
     # the process bounds its size; a tree can be 2048 elements deep
     parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=True, recover=True)
-    root = etree.fromstring(content, parser)
+    try:
+        root = etree.fromstring(content, parser)
+    except etree.XMLSyntaxError as empty:
+        raise damaged(f"XML: {empty}") from empty
     for error in parser.error_log:
         if error.level == etree.ErrorLevels.FATAL and error.type_name not in _HARMLESS:
             raise damaged(f"XML: {error.message.strip()}, line {error.line}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -10,6 +11,7 @@ from itertools import chain, repeat
 from typing import Any
 
 from ml_rag import abc
+from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats.archive import open_zip, parse_xml
 from ml_rag.ingest.formats.common import (
     MAX_COLUMNS,
@@ -23,6 +25,7 @@ from ml_rag.ingest.formats.common import (
     packed,
     pipe_table,
 )
+from ml_rag.ingest.formats.html import html_to_markdown
 from ml_rag.ingest.formats.pictures import Pictures
 from ml_rag.ingest.formats.sheets import sheet_blocks, with_boxes
 
@@ -36,6 +39,7 @@ _AUTHORS = (
     "{urn:oasis:names:tc:opendocument:xmlns:meta:1.0}initial-creator",
     "{http://purl.org/dc/elements/1.1/}creator",
 )
+_MATH = "{http://www.w3.org/1998/Math/MathML}"
 _HREF = "{http://www.w3.org/1999/xlink}href"
 
 #: older programs wrote comments on slides in the second namespace
@@ -67,6 +71,7 @@ def parse_odf(_name: str, content: bytes, request: Request) -> abc.Document:
             raise damaged("OpenDocument without a body")
         if part.tag != f"{_OFFICE}spreadsheet":
             _show_alternatives(part)
+            _insert_objects(part, archive)
             if request.pictures is not None:
                 _mark(part, archive, request.pictures)
     repeats = Repeats()
@@ -95,6 +100,33 @@ def _show_alternatives(part: Any) -> None:
             paragraph = image.makeelement(f"{_TEXT}p")
             paragraph.text = one_line(" ".join(texts))
             image.append(paragraph)
+
+
+def _insert_objects(part: Any, archive: zipfile.ZipFile) -> None:
+    """Put formulas in their place, as text, and what charts and other documents have in their frame."""
+    from lxml import etree  # type: ignore[import-untyped]
+
+    names = set(archive.namelist()) - {"content.xml"}
+    for frame in list(part.iter(f"{_DRAW}frame")):
+        place = frame.find(f"{_DRAW}object")
+        name = "" if place is None else posixpath.normpath(f"{place.get(_HREF, '')}/content.xml")
+        if name not in names:
+            continue
+        names.remove(name)  # each is read once, whatever refers to it
+        with contextlib.suppress(DocumentError):  # one that is damaged takes no text away
+            root = parse_xml(archive.read(name))
+            if root.tag != f"{_MATH}math":
+                place.extend(root.iterfind(f"{_OFFICE}body"))
+                continue
+            for element in root.iter("{*}*"):
+                element.tag = etree.QName(element).localname
+            text = html_to_markdown(etree.tostring(root, encoding="unicode"))
+            if frame.getparent().tag.startswith(_TEXT):
+                shown = frame.makeelement(f"{_TEXT}span")
+                shown.text, shown.tail = text, frame.tail
+                frame.getparent().replace(frame, shown)
+            else:
+                etree.SubElement(place, f"{_TEXT}p").text = text
 
 
 def _mark(part: Any, archive: zipfile.ZipFile, pictures: Pictures) -> None:
