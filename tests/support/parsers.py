@@ -157,6 +157,7 @@ def tampering(file: Path, libc: ctypes.CDLL) -> dict[str, Any]:
             "no attribute": attempt(lambda: os.removexattr(file, "user.a")),
             "length": attempt(lambda: os.truncate(file, file.stat().st_size)),
             "shared memory": attempt(shared_memory),
+            "files in memory": attempt(lambda: os.close(os.memfd_create("a"))),
             "/bin/chmod": subprocess.run(["/bin/chmod", "640", str(file)], capture_output=True, check=False).returncode,
         }
 
