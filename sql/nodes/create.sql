@@ -16,7 +16,7 @@ DECLARE
   _all_calls bigint := 0;
 BEGIN
   PERFORM ml_rag._hold(ml_rag._node_tables(store));
-  FOREACH _name IN ARRAY coalesce(names, '{NULL}') LOOP
+  FOREACH _name IN ARRAY coalesce(names, ARRAY[NULL::text]) LOOP
     _run := ml_rag._look_up(store, _name, true);
     IF _name IS NULL THEN
       _run.options := options;

@@ -107,7 +107,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- Reads: the relation, as the caller  Errors: 22000, 22023
 DECLARE
   _column text := ml_rag._column_like(relation, '{collection_id,collection_name,collection}', NULL);
-  _collections text[] := '{NULL}';
+  _collections text[] := ARRAY[NULL::text];
   _collection text;
   _rows record;
   _made @vector@.vector[];

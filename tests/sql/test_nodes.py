@@ -141,6 +141,7 @@ def test_a_hint_proposes_a_name_that_is_taken(store: Connection, models: ModelsS
 
 
 def test_dry_run_makes_nothing(store: Connection) -> None:
+    store.execute("SET array_nulls = off")
     assert create(store, "sentences", transform="sentence", dry_run=True) == {"parents": 3, "model_calls": 0}
     assert create(store, "questions", transform="questions", dry_run=True) == {"parents": 3, "model_calls": 3}
     options = {"transform": "summary", "parent": "document", "dry_run": True}
