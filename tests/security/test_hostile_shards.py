@@ -601,6 +601,14 @@ def test_a_request_names_no_function(four: Connection, asker: Connection, shard:
     statement = f"SELECT ml_rag._shard_answer(c.store, '{json.dumps(request)}') FROM four_s0_calls AS c"
     ((found,),) = rows(asker, statement)
     assert found["hits"] == []
+    # t.row_to_json is row_to_json(t)
+    arm = {"search": "semantic", "query": None, "query_embedding": str([1] * 16), "candidates": 5}
+    request |= {"arm": arm, "metadata_key": ["row_to_json"]}
+    statement = f"SELECT ml_rag._shard_answer(c.store, '{json.dumps(request)}') FROM four_s0_calls AS c"
+    ((found,),) = rows(asker, statement)
+    assert found["hits"]
+    assert found["hits"]
+    assert "row_to_json" not in json.dumps(found)
 
 
 def test_no_name_of_a_request_is_written_into_a_statement(four: Connection, asker: Connection, shard: Shard) -> None:

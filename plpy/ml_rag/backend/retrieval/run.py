@@ -271,7 +271,10 @@ class Retrieval:
         vector = given["query_embedding"]
         request = requests.of_record(self._plpy, self._schema, text, "hits", has_vector=vector is not None)
         store = discovery.of_record(self._plpy, self._schema, call["store"], call["relation"])
-        store = store._replace(key=tuple(asked.get("metadata_key", ())))
+        # a function of one argument can be written as a column
+        key = asked.get("metadata_key", [])
+        columns = discovery.readable(self._plpy, self._schema, call["relation"], key)
+        store = store._replace(key=tuple(name for name in key if name in columns))
         vectors = Vectors(vector, {(1, None): own} if own else {})
         if asked.get("embedding") is not None:
             vectors.embeddings[1, store.relation] = self._embedding(store, asked["embedding"])

@@ -527,6 +527,11 @@ def _columns(
     return vectors, columns
 
 
+def readable(plpy: Any, schema: str, relation: int, names: list[str]) -> set[str]:
+    """Those names that are columns of a relation which the caller may read."""
+    return set(_columns(_run(schema), plpy, [relation], names)[1].get(relation, ()))
+
+
 def _embedding(candidates: list[Any], given: str | None) -> Any:
     """The column that is searched: the one that the call names; else one that its marker makes the default, or the
     usual one; None = none of these."""
