@@ -87,7 +87,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: a relation and all that inherits from it, partitions included  Reads: the catalog, without a lock
 BEGIN
   -- the planner, too, looks for children only where this is set
-  IF (SELECT NOT c.relhassubclass FROM pg_class AS c WHERE c.oid = relation) THEN
+  IF NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = relation AND c.relhassubclass) THEN
     RETURN ARRAY[relation];
   END IF;
   RETURN ARRAY(
@@ -107,8 +107,8 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- what a view reads are checked for the owner of the view. The role that wrote a view or a policy answers
 -- for the functions in it.  Reads: the catalog
 BEGIN
-  IF (SELECT c.relkind <> 'v' AND NOT c.relhassubclass AND NOT row_security_active(c.oid) FROM pg_class AS c
-    WHERE c.oid = relation) THEN
+  IF NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = relation
+    AND (c.relkind = 'v' OR c.relhassubclass OR row_security_active(c.oid))) THEN
     RETURN ARRAY[relation];
   END IF;
   RETURN ARRAY(
