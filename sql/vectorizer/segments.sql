@@ -55,7 +55,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- document_id is the key where that is one integer, else a hash of it.
 DECLARE
   _table regclass := ml_rag._segment_table(relation, true);
-  _segments text := 'ONLY ' || ml_rag._full_name(_table);
+  _segments text;
   _source record := ml_rag._primary_key(relation);
   _keys record;
   _hash CONSTANT text := 'hashtextextended(coalesce(n.segment, '''') COLLATE "C", 0)';
@@ -93,6 +93,7 @@ BEGIN
       ORDER BY c.oid), true);
     PERFORM ml_rag._refuse_foreign_trigger(relation, _table);
   END IF;
+  _segments := 'ONLY ' || ml_rag._full_name(_table);
   -- the key of the segments is that of the source, and the number
   SELECT string_agg(quote_ident(u.key), ', ' ORDER BY u.place) AS segments,
     string_agg(format('n.%I', u.source), ', ' ORDER BY u.place) AS source,

@@ -90,6 +90,31 @@ def test_of_an_immediate_vectorizer(
     ]
 
 
+def test_segments_while_their_trigger_waits_for_a_catalog(
+    db: Database, owner: Connection, taker: Connection, models: ModelsServer
+) -> None:
+    make_items(owner, destination="table")
+    taker.execute("CREATE SCHEMA planted; GRANT USAGE ON SCHEMA planted TO PUBLIC")
+    taker.execute(PLANTS["a table"].format(name="planted.items_segments", columns=SEGMENTS).encode())
+    taker.execute("GRANT ALL ON planted.items_segments TO PUBLIC")
+    writer, locker = db.connect("asker"), db.connect()
+    said = noticed(writer)
+    writer.execute("INSERT INTO kb.items (id, name) VALUES (2, 'tent')")
+    locker.execute("BEGIN; LOCK TABLE pg_description IN ACCESS EXCLUSIVE MODE")
+    written = Background(lambda: writer.execute("INSERT INTO kb.items (id, name) VALUES (3, 'rope')"))
+    wait_until(lambda: is_waiting(db, writer))
+    owner.execute("ALTER SCHEMA kb RENAME TO former")
+    taker.execute("ALTER SCHEMA planted RENAME TO kb")
+    locker.execute("ROLLBACK")
+    written.result()
+    assert said == []
+    assert owner.execute("SELECT segment FROM former.items_segments ORDER BY 1").fetchall() == [
+        ("lamp",),
+        ("rope",),
+        ("tent",),
+    ]
+
+
 @pytest.mark.parametrize("destination", ["column", "table"])
 def test_a_child_for_an_immediate_vectorizer(
     db: Database, owner: Connection, taker: Connection, models: ModelsServer, destination: str
