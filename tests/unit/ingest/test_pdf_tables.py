@@ -45,12 +45,14 @@ def test_a_table_without_lines_is_one_with_empty_cells_where_there_are_none() ->
     )
 
 
-@pytest.mark.parametrize("degrees", [0, 90, 180, 270])
-def test_a_page_that_is_turned_to_be_shown_is_read_as_it_is_shown(degrees: int) -> None:
+@pytest.mark.parametrize(
+    ("degrees", "is_turned_back"), [(0, True), (90, True), (180, True), (270, True), (90, False), (270, False)]
+)
+def test_a_page_that_is_turned_is_read_as_readers_turn_it(degrees: int, *, is_turned_back: bool) -> None:
     rows = [["Plan", "Copay", "Deductible"], ["Basic", "$20", "$1,500"], ["Plus", "$9", "$900"]]
     above = [(72, 560, "What the plans of this year cost, in a text of several"), (72, 548, "lines, which ends here.")]
     texts = [*above, *grid(rows, [72, 200, 300], top=500), (72, 400, "Ask your manager.")]
-    assert blocks(turned_pdf(degrees, texts)) == [
+    assert blocks(turned_pdf(degrees, texts, is_turned_back=is_turned_back)) == [
         "What the plans of this year cost, in a text of several lines, which ends here.\n\n"
         "| Plan | Copay | Deductible |\n| --- | --- | --- |\n| Basic | $20 | $1,500 |\n| Plus | $9 | $900 |\n\n"
         "Ask your manager."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import re
 from bisect import bisect_right
 from collections import Counter
@@ -95,6 +96,8 @@ class _Line:
     end: float = 0.0
     end_y: float = 0.0
     size: float | None = None
+    #: of its first character, in radians, clockwise
+    angle: float = 0.0
     #: whether a space follows: in Korean it tells the end of a word from a word that continues in the next line
     space: bool = False
     #: the text of a picture, or a table: a paragraph of its own, its line ends kept
@@ -144,6 +147,12 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
                 broken.append(number)  # one broken page does not take the others away
                 continue
             lines = _lines(page, raw)
+            if lines is not None and (rotation := _sideways(lines[0])):
+                page.set_rotation(rotation)
+                if _turn(page, raw):
+                    page.close()
+                    page = pdf[number - 1]
+                    lines = _lines(page, raw)
             pages[number] = _with_tables(page, raw, *(lines or ([], [])))
             heights[number] = page.get_bbox()[1::2]
             is_scan = _is_scan(page, raw, pages[number])
@@ -223,6 +232,15 @@ def _turn(page: Any, raw: Any) -> bool:
     return True
 
 
+def _sideways(lines: list[_Line]) -> int:
+    """How a page is turned (clockwise, degrees) so that its lines can be read, if they are at right angles to it."""
+    count = Counter[int]()
+    for line in lines:
+        count[round(math.degrees(line.angle) / 90) % 4] += len(line.text)
+    quarter = max(count, key=lambda quarter: count[quarter], default=0)
+    return {1: 270, 3: 90}.get(quarter, 0)
+
+
 def _without_running(
     pages: dict[int, list[_Line]], sizes: list[float], heights: dict[int, tuple[float, float]]
 ) -> tuple[dict[int, list[_Line]], list[str]]:
@@ -281,6 +299,7 @@ def _lines(page: Any, raw: Any) -> tuple[list[_Line], list[WordPlace]] | None:
                     raw.FPDFText_GetCharOrigin(handle, begin, *pointers[:2])
                     line.y = line.end_y = box[1].value  # the base line: boxes of letters differ in height
                     line.size = _size(raw, handle, begin)
+                    line.angle = raw.FPDFText_GetCharAngle(handle, begin)
                 if end >= 0 and raw.FPDFText_GetCharBox(handle, end, *pointers):
                     line.end = box[1].value
                     line.right = max(line.right, line.end)
