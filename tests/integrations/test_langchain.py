@@ -136,10 +136,11 @@ def test_options_of_a_search_are_laid_over_those_of_the_store(boats: MlRagVector
 
 
 @pytest.mark.parametrize(
-    "filter", [{"$xor": []}, {"year": {"$equals": 1}}, {"year": {}}, {"$and": {"year": 1}}, {"a": {"b": 1}}]
+    "filter",
+    [{"$xor": []}, {"year": {"$equals": 1}}, {"year": {}}, {"$and": {"year": 1}}, {"a": {"b": 1}}, {"$not": None}, [1]],
 )
 def test_a_filter_that_is_none_is_no_search(boats: MlRagVectorStore, filter: Any) -> None:
-    with pytest.raises(ValueError, match=r"\$|operator"):
+    with pytest.raises(ValueError, match=r"\$|operator|is a dict"):
         found(boats, filter)
 
 

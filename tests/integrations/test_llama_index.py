@@ -226,7 +226,12 @@ def test_deleting(store: MlRagVectorStore) -> None:
     for wrong in (one("owner", None), MetadataFilters(filters=[MetadataFilters(filters=[one("owner", None)])])):
         with pytest.raises(ValueError, match="IS_EMPTY"):
             store.delete_nodes(filters=wrong)
-    store.delete_nodes(filters=one("owner", [], FilterOperator.ALL))
+    # nor all of them when a list happens to be empty
+    for wrong in (one("owner", [], FilterOperator.ALL), one("year", [], FilterOperator.NIN)):
+        with pytest.raises(ValueError, match="has no value"):
+            store.delete_nodes(filters=wrong)
+    with pytest.raises(ValueError, match="matches any text"):
+        store.delete_nodes(filters=one("city", "", FilterOperator.TEXT_MATCH))
     assert ids(store) == {"d"}
     store.delete_nodes(filters=one("city", "Paris"))
     assert ids(store) == set()

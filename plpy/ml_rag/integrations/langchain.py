@@ -47,6 +47,8 @@ def filters(given: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ValueError where a key or an operator is none of its.
     """
+    if not isinstance(given, Mapping):
+        raise ValueError(f"a filter is a dict, not {given!r}")
     conditions: list[dict[str, Any]] = []
     for key, value in given.items():
         if key in ("$and", "$or"):

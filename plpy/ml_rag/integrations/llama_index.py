@@ -69,13 +69,16 @@ def _conditions(given: MetadataFilters | None) -> list[dict[str, Any]]:
 
 
 def _refuse_open(given: MetadataFilters) -> None:
-    """Raise ValueError for what many nodes pass that a caller may not mean: an empty group, a value that is None."""
+    """Raise ValueError for what many nodes pass that a caller may not mean: an empty group, list or text to match, a
+    value that is None."""
     for one in given.filters:
         if isinstance(one, MetadataFilters):
             if not one.filters:
                 raise ValueError("a group of filters within another one has no filter")
             _refuse_open(one)
-        elif one.value is None and one.operator != FilterOperator.IS_EMPTY:
+        elif one.operator in (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE) and one.value == "":
+            raise ValueError(f"the filter of {one.key!r} matches any text")
+        elif one.value in (None, []) and one.operator != FilterOperator.IS_EMPTY:
             raise ValueError(f"the filter of {one.key!r} has no value; operator IS_EMPTY finds nodes without that key")
 
 
