@@ -90,39 +90,35 @@ def _remove(path: Path | str) -> None:
     with contextlib.suppress(OSError):
         top = os.open(path, _FOLDER)
         try:
-            waiting = os.listdir(top)
+            waiting: list[str] = []
+            _empty(top, top, waiting)
             while waiting:
-                _empty(top, waiting.pop(), waiting)
+                name = waiting.pop()
+                with contextlib.suppress(OSError):
+                    folder = os.open(name, _FOLDER, dir_fd=top)
+                    try:
+                        _empty(folder, top, waiting)
+                    finally:
+                        os.close(folder)
+                    os.rmdir(name, dir_fd=top)
         finally:
             os.close(top)
         os.rmdir(path)
 
 
-def _empty(top: int, name: str, waiting: list[str]) -> None:
-    """Remove a file or folder, once the folders in it are beside it and wait themselves."""
-    with contextlib.suppress(OSError):
-        if not _is_folder(name, top):
-            os.unlink(name, dir_fd=top)
-            return
-        os.chmod(name, stat.S_IRWXU, dir_fd=top)
-        folder = os.open(name, _FOLDER, dir_fd=top)
-        try:
-            for inner in os.listdir(folder):
-                with contextlib.suppress(OSError):
-                    if not _is_folder(inner, folder):
-                        os.unlink(inner, dir_fd=folder)
-                        continue
-                    os.chmod(inner, stat.S_IRWXU, dir_fd=folder)
-                    beside = secrets.token_hex()
-                    os.rename(inner, beside, src_dir_fd=folder, dst_dir_fd=top)
-                    waiting.append(beside)
-        finally:
-            os.close(folder)
-        os.rmdir(name, dir_fd=top)
-
-
-def _is_folder(name: str, folder: int) -> bool:
-    return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+def _empty(folder: int, top: int, waiting: list[str]) -> None:
+    """Remove the files of a folder, one after the other as there can be millions; the folders in it wait, in ``top``."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.name, dir_fd=folder)
+                    continue
+                os.chmod(entry.name, stat.S_IRWXU, dir_fd=folder)
+                name = entry.name if folder == top else secrets.token_hex()
+                if folder != top:
+                    os.rename(entry.name, name, src_dir_fd=folder, dst_dir_fd=top)
+                waiting.append(name)
 
 
 def _is_old(entry: os.DirEntry[str]) -> bool:

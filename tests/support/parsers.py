@@ -143,6 +143,10 @@ def tampering(file: Path, libc: ctypes.CDLL) -> dict[str, Any]:
         checked(found := libc.shmget(0, 4096, 0o1600))
         libc.shmctl(found, 0, None)
 
+    def link(own: str) -> None:
+        os.link(own, f"{own}.link")
+        os.unlink(f"{own}.link")
+
     with tempfile.NamedTemporaryFile() as own:
         return {
             "chmod": attempt(lambda: os.chmod(file, 0o640)),
@@ -158,6 +162,7 @@ def tampering(file: Path, libc: ctypes.CDLL) -> dict[str, Any]:
             "length": attempt(lambda: os.truncate(file, file.stat().st_size)),
             "shared memory": attempt(shared_memory),
             "files in memory": attempt(lambda: os.close(os.memfd_create("a"))),
+            "links": attempt(lambda: link(own.name)),
             "/bin/chmod": subprocess.run(["/bin/chmod", "640", str(file)], capture_output=True, check=False).returncode,
         }
 

@@ -68,8 +68,8 @@ def test_nothing_is_confined_out_of_the_sandbox(facts: dict[str, Any]) -> None:
     assert [found[what] for what in (*FILES, "watch", "own folder", "signal", "cat")] == [None] * 8 + [0]
     assert {found[what] for what in TAMPERING} <= {None, "ENOSYS"}  # fchmodat2 is of Linux 6.6
     assert {found[what] for what in ATTRIBUTES} <= {None, "ENOTSUP", "EOPNOTSUPP"}  # as the file system has it
-    others = ("limits of another", "priority of another", "shared memory", "files in memory")
-    assert [found[what] for what in (*others, "/bin/chmod")] == [None] * 4 + [0]
+    others = ("limits of another", "priority of another", "shared memory", "files in memory", "links")
+    assert [found[what] for what in (*others, "/bin/chmod")] == [None] * 5 + [0]
 
 
 def test_a_parser_has_no_network_no_privilege_and_no_other_process(make: Make, facts: dict[str, Any]) -> None:
@@ -113,7 +113,7 @@ def test_a_parser_cannot_tamper_with_files_or_processes_of_its_user(make: Make, 
     assert found["attribute, a newer call"] == "ENOSYS"
     assert found["/bin/chmod"] != 0
     assert state(facts["file"]) == before
-    for what in ("limits of another", "priority of another", "shared memory", "files in memory"):
+    for what in ("limits of another", "priority of another", "shared memory", "files in memory", "links"):
         assert found[what] == "EPERM"
 
 
