@@ -107,7 +107,7 @@ def _remove(path: Path | str) -> None:
 
 
 def _empty(folder: int, top: int, waiting: list[str]) -> None:
-    """Remove the files of a folder, one after the other as there can be millions; the folders in it wait, in ``top``."""
+    """Remove the files of a folder, one after the other: there can be millions. The folders in it wait, in ``top``."""
     with os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
