@@ -255,14 +255,15 @@ BEGIN
     'count', concat('SELECT count(*) ', _missing),
     -- a batch of rows, after a key. A row that is too long comes without its texts, and the batch ends after
     -- "most" bytes: roles that write into the table cannot fill the memory of the session that calls
-    'read', format('SELECT json_agg(json_build_object(''key'', r.key, ''bytes'', r.bytes,'
+    'read', format('SELECT json_agg(json_build_object(''key'', r.key, ''bytes'', r.bytes, ''size'', r.size,'
       ' ''input'', CASE WHEN r.bytes <= 10000000 THEN r.input END,'
       ' ''extra'', CASE WHEN r.bytes <= 10000000 THEN r.extra END) ORDER BY r.place)'
-      ' FROM (SELECT r.*, sum(r.bytes) OVER (ORDER BY r.place) - r.bytes AS former FROM ('
+      ' FROM (SELECT r.*, sum(r.size) OVER (ORDER BY r.place) - r.size AS former'
+      ' FROM (SELECT r.*, r.bytes + octet_length(r.key::text) AS size FROM ('
       'SELECT r.*, octet_length(r.input) + coalesce(octet_length(r.extra), 0) AS bytes FROM ('
       'SELECT %s AS key, t.%I::text AS input, %s AS extra,'
       ' row_number() OVER (ORDER BY %5$s) AS place %4$s AND ($1 ->> ''last'' IS NULL OR (%5$s) > (%6$s))'
-      ' ORDER BY place LIMIT ($1 ->> ''size'')::integer) AS r) AS r) AS r'
+      ' ORDER BY place LIMIT ($1 ->> ''size'')::integer) AS r) AS r) AS r) AS r'
       ' WHERE r.former <= ($1 ->> ''most'')::bigint',
       ml_rag._key_text('t', _key), _in.column_name,
       CASE WHEN _extra IS NULL THEN 'NULL::text' ELSE format('t.%I::text', _extra) END,

@@ -34,7 +34,7 @@ class Statement:
 
 
 COMMIT = Statement("")
-#: bytes of the texts of a batch, but for those of its last row
+#: bytes of the texts and keys of a batch, but for those of its last row
 MOST_BYTES = 4_000_000
 Steps = Generator[Statement, Any, R]
 

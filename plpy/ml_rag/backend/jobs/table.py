@@ -55,7 +55,7 @@ class Table(Derived):
             return None
         size = self._job["batch_size"]
         rows = (yield from run(self._job["read"], last=self._last, size=size, most=MOST_BYTES)) or []
-        self._is_last = len(rows) < size and sum(row["bytes"] for row in rows) <= MOST_BYTES
+        self._is_last = len(rows) < size and sum(row["size"] for row in rows) <= MOST_BYTES
         self.tell(self._phase)
         return {"rows": rows} if rows else None
 
