@@ -168,6 +168,23 @@ def test_every_row_once_whatever_the_batch_size(texts: Connection, routine: str,
     assert column(texts, "SELECT id FROM out ORDER BY 1") == [1, 3, 5]
 
 
+def test_long_keys_of_others_fill_nobody_s_memory(texts: Connection, local_sockets: Path) -> None:
+    texts.execute(
+        "CREATE TABLE keyed (id text PRIMARY KEY, q text);"
+        "INSERT INTO keyed SELECT repeat('x', 100000) || lpad(i::text, 3, '0'), 'one' FROM generate_series(1, 90) AS i"
+    )
+
+    def each(client: socket.socket, request: bytes) -> None:
+        inputs = json.loads(request.partition(b"\r\n\r\n")[2])["input"]
+        reply(embeddings(*([1.0, 0.0] for _ in inputs)))(client, request)
+
+    with hostile(local_sockets, each, owner=texts) as server:
+        result = call(texts, "ml_embed_table", "public.keyed.q", "public.keyed.e", {"batch_size": 100})
+        assert (result["succeeded"], result["failed"]) == (90, 0)
+        # 9 MB of keys, of which 4 MB are read at once
+        assert len(server.requests) == 1 + 3  # the first asks for the dimensions
+
+
 def test_inside_a_transaction_block_nothing_is_committed(texts: Connection, db: Database) -> None:
     other = db.connect()
     other.autocommit = False
