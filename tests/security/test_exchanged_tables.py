@@ -12,7 +12,7 @@ from support.cluster import Connection, Database, is_waiting, noticed
 from support.models_server import ModelsServer
 from support.processes import Background, wait_until
 from support.schema import SqlModel
-from support.stores import create_store, error, fake_embedding
+from support.stores import create_store, error, fake_embedding, search
 from support.vectorizers import create, run
 
 #: what another role puts in the place of a table: its columns, as SELECT has them
@@ -113,6 +113,39 @@ def test_segments_while_their_trigger_waits_for_a_catalog(
         ("rope",),
         ("tent",),
     ]
+
+
+@pytest.mark.parametrize("nested", ["", "PERFORM ml_rag.discover();"])
+def test_a_store_while_a_function_of_an_arm_runs_that_calls_ml_rag(
+    db: Database, owner: Connection, taker: Connection, nested: str
+) -> None:
+    rows: Any = [("d", 1, 1, "zebra", fake_embedding("zebra"))]
+    create_store(owner, "kb.docs", rows, "vector(16)")
+    create_store(owner, "public.more", rows, "vector(16)")
+    owner.execute(
+        "CREATE FUNCTION scored(question text, segment text) RETURNS float8 LANGUAGE plpgsql AS"
+        f" $$ BEGIN PERFORM pg_advisory_xact_lock_shared(4711); {nested} RETURN 1; END $$".encode()
+    )
+    taker.execute("CREATE SCHEMA planted; GRANT USAGE ON SCHEMA planted TO PUBLIC")
+    create_store(taker, "planted.docs", [("e", 1, 1, "false", fake_embedding("zebra"))], "vector(16)")
+    taker.execute(
+        "GRANT SELECT ON planted.docs TO PUBLIC; ALTER TABLE planted.docs ENABLE ROW LEVEL SECURITY;"
+        "CREATE POLICY p ON planted.docs USING (own.evil(1))"
+    )
+    asker, locker = db.connect("asker"), db.connect()
+    said = noticed(asker)
+    locker.execute("BEGIN; SELECT pg_advisory_xact_lock(4711)")
+    options = {
+        "query_embedding": fake_embedding("zebra"),
+        "arms": [{"search": "function", "function": "public.scored"}],
+    }
+    found = Background(lambda: search(asker, "zebra", options))
+    wait_until(lambda: is_waiting(db, asker))
+    owner.execute("ALTER SCHEMA kb RENAME TO former")
+    taker.execute("ALTER SCHEMA planted RENAME TO kb")
+    locker.execute("ROLLBACK")
+    assert {"zebra"} == {value for row in found.result() for value in row if value in ("zebra", "false")}
+    assert said == []
 
 
 @pytest.mark.parametrize("destination", ["column", "table"])

@@ -511,7 +511,8 @@ def discover_stores(
         model=model,
         unmarked=bool(unmarked),
     )
-    return as_jsonb([stores.record(store) for store in stores.discover(plpy, schema, wanted)])
+    found = stores.discover(plpy, schema, stores.now(plpy, schema), wanted)
+    return as_jsonb([stores.record(store) for store in found])
 
 
 @outcome

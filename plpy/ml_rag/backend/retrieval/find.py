@@ -145,7 +145,7 @@ class Finder:
                 pass
             except Left as e:
                 left = [store for store in left if store not in e.args]
-                if discovery.has_moved(self._plpy, self._context.schema):
+                if self._context.has_moved():
                     left = self._of_dimensions(request, self._hold(request, question, self.as_named_now(left)), made)
             except Moved as e:
                 left = self._of_dimensions(request, list(e.args), made)
@@ -168,7 +168,7 @@ class Finder:
         search = Search(self._context, request, question, made, self.missing)
 
         def look_again() -> None:
-            if discovery.has_moved(self._plpy, self._context.schema):
+            if self._context.has_moved():
                 now = self._hold(request, question, self.as_named_now(stores))
                 if now != stores or search.has_moved():
                     raise Moved(*now)
@@ -276,17 +276,19 @@ class Finder:
         for _ in range(_MOST_ROUNDS):
             held = self._hold_each(request, stores)
             left = [store for store in stores if store.relation in held]
-            if not discovery.has_moved(self._plpy, self._context.schema):
+            if not self._context.has_moved():
                 return left
+            moment = self._context.look_anew()
             left = self.as_named_now(left)
             is_settled = former is not None and all(former[relation] == held[relation] for relation in held)
             if is_settled or all(store.found == "named" for store in left):
                 return left
-            now = {store.relation for store in discovery.discover(self._plpy, self._context.schema, request.wanted)}
+            found = discovery.discover(self._plpy, self._context.schema, moment, request.wanted)
+            now = {store.relation for store in found}
             stores = [store for store in left if store.found == "named" or store.relation in now]
             self.failures += [reasons.given_away(store.vector_store) for store in left if store not in stores]
             # while one was waited for, another can have got parts, of which the locks are waited for later
-            if not any(map(discovery.reads_parts, stores)):
+            if not any(map(moment.reads_parts, stores)):
                 return stores
             former = held
         message = "what is read with vector stores cannot be locked"
@@ -300,7 +302,7 @@ class Finder:
         for store in stores:
             own: list[int] | None = []
             try:
-                is_plain = store.is_table and not discovery.reads_parts(store)
+                is_plain = store.is_table and not self._context.moment.reads_parts(store)
                 if is_plain and not has_nodes:
                     self._plpy.prepare(f"SELECT FROM ONLY {store.table}")
                 else:

@@ -324,7 +324,7 @@ class Retrieval:
         _run(self._plpy, "check question", question, request.options, vector)
 
     def _discover(self, request: Request, question: str) -> list[Store]:
-        stores = discovery.discover(self._plpy, self._schema, request.wanted)
+        stores = discovery.discover(self._plpy, self._schema, self._context.look_anew(), request.wanted)
         changed = map(reasons.given_away, discovery.changed)
         self._finder.failures += [failure for failure in changed if failure not in self._finder.failures]
         names = request.wanted.names

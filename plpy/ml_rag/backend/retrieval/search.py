@@ -130,6 +130,16 @@ class Context:
         self.settings = _SET
         #: called when others have run before the statement: functions of the caller's, other servers
         self.after_pause: Callable[[], None] = lambda: None
+        #: of what the call has found
+        self.moment = discovery.Moment(None)
+
+    def look_anew(self) -> discovery.Moment:
+        self.moment = discovery.now(self.plpy, self.schema)
+        return self.moment
+
+    def has_moved(self) -> bool:
+        """Whether the catalog may be another one than when the call looked at it."""
+        return discovery.now(self.plpy, self.schema) is not self.moment
 
 
 def hold(plpy: Any, store: Store) -> None:
@@ -231,7 +241,7 @@ class Search:
 
     def _parts(self, store: Store) -> dict[str, Any]:
         given = json.dumps(record(store) | {"missing": self._missing.get(store)})
-        found: dict[str, Any] = discovery.at_moment(
+        found: dict[str, Any] = self._context.moment.look_up(
             ("parts", given), lambda: dict(_run(self._plpy, "parts", given, _MANY_PARTS)[0])
         )
         return found | dict(_run(self._plpy, "shards", given)[0])

@@ -286,63 +286,65 @@ _known: dict[Any, Store | None] = {}
 _MOST_KNOWN, _MOST_FOUND = 1000, 64
 #: as Python writes it; what a longer one finds is not kept
 _LONGEST_WANTED = 10_000
-#: what calls found, and looked up beside it, at the last moment
-_found: dict[Wanted, list[Store]] = {}
-_seen: dict[Any, Any] = {}
-_moment: str | None = None
-#: stores that the call does not name, and with which something is read that has parts
-_with_parts: set[int] = set()
 #: of the last look at the catalog, names of stores that were changed since the snapshot of the transaction
 changed: list[str] = []
 #: roles that some caller of this session did not trust
 _strangers: set[int] = set()
 
 
-def discover(plpy: Any, schema: str, wanted: Wanted) -> list[Store]:
+class Moment:
+    """What calls found in the catalog, and looked up beside it, while nothing committed, which ``mark`` tells; None: it
+    cannot be told. A call keeps its own: a function that it runs can call ml_rag itself."""
+
+    def __init__(self, mark: str | None) -> None:
+        self.mark = mark
+        self.found: dict[Wanted, list[Store]] = {}
+        self._seen: dict[Any, Any] = {}
+        #: stores that the call does not name, and with which something is read that has parts
+        self.with_parts: set[int] = set()
+
+    def reads_parts(self, store: Store) -> bool:
+        """Whether a store that the call does not name may be read with what has parts, as by a policy."""
+        return store.relation in self.with_parts
+
+    def look_up(self, key: Any, look_up: Callable[[], Any]) -> Any:
+        """What ``look_up`` finds in the catalog, kept for calls of the same moment."""
+        if key in self._seen:
+            return self._seen[key]
+        found = look_up()
+        if self.mark is not None and len(self._seen) < _MOST_FOUND:
+            self._seen[key] = found
+        return found
+
+
+_last = Moment(None)
+
+
+def now(plpy: Any, schema: str) -> Moment:
+    """The moment; another object than before if the catalog may be another one."""
+    global _last
+    mark = _run(schema)(plpy, "moment")[0]["moment"]
+    if mark is None or mark != _last.mark:
+        _last = Moment(mark)
+    return _last
+
+
+def discover(plpy: Any, schema: str, moment: Moment, wanted: Wanted) -> list[Store]:
     """The relations that the caller may search, in the order of their names; ``changed`` has those that it leaves out.
 
     ``schema``: pgvector's, as it is written. The columns of its marker count, but for those that the call names.
     """
-    global _moment
-    run = _run(schema)
-    moment = run(plpy, "moment")[0]["moment"]
     changed.clear()
-    if moment is None or moment != _moment:
-        _moment = moment
-        _found.clear()
-        _seen.clear()
-        _with_parts.clear()
-    if wanted in _found:
-        return list(_found[wanted])
-    found = _discover(run, plpy, wanted)
-    if moment is not None and len(_found) < _MOST_FOUND and len(repr(wanted)) <= _LONGEST_WANTED:
-        _found[wanted] = found
+    if wanted in moment.found:
+        return list(moment.found[wanted])
+    found = _discover(_run(schema), plpy, moment, wanted)
+    if moment.mark is not None and len(moment.found) < _MOST_FOUND and len(repr(wanted)) <= _LONGEST_WANTED:
+        moment.found[wanted] = found
     return list(found)
 
 
-def has_moved(plpy: Any, schema: str) -> bool:
-    """Whether the catalog may be another one than the last ``discover`` has seen."""
-    moment = _run(schema)(plpy, "moment")[0]["moment"]
-    return moment is None or moment != _moment
-
-
-def reads_parts(store: Store) -> bool:
-    """Whether a store that the call does not name may be read with what has parts, as by a policy."""
-    return store.relation in _with_parts
-
-
-def at_moment(key: Any, look_up: Callable[[], Any]) -> Any:
-    """What ``look_up`` finds in the catalog, kept until the next ``discover`` sees that something has committed."""
-    if key in _seen:
-        return _seen[key]
-    found = look_up()
-    if _moment is not None and len(_seen) < _MOST_FOUND:
-        _seen[key] = found
-    return found
-
-
-def _discover(run: Statements, plpy: Any, wanted: Wanted) -> list[Store]:
-    trust = _Trust(run, plpy)
+def _discover(run: Statements, plpy: Any, moment: Moment, wanted: Wanted) -> list[Store]:
+    trust = _Trust(run, plpy, moment)
     if wanted.names is None:
         rows = [row for row in run(plpy, "all", trust.strangers()) if trust.covers(row) or trust.was_changed(row)]
     else:
@@ -545,8 +547,8 @@ def _embedding(candidates: list[Any], given: str | None) -> Any:
 class _Trust:
     """Whether stores that the call does not name may be searched: owners of store and schema are trusted."""
 
-    def __init__(self, run: Statements, plpy: Any) -> None:
-        self._run, self._plpy = run, plpy
+    def __init__(self, run: Statements, plpy: Any, moment: Moment) -> None:
+        self._run, self._plpy, self._moment = run, plpy, moment
         self._owners: dict[int, bool] = {}
         self._changed: set[int] = set()
 
@@ -554,7 +556,7 @@ class _Trust:
         """A relation, and what is read with it."""
         if row["searched_owners"] is not None:
             if row["has_parts"]:
-                _with_parts.add(row["relation"])
+                self._moment.with_parts.add(row["relation"])
             answer: bool = self._run(self._plpy, "is searched", row["relation"], row["owner"])[0]["answer"]
             return answer
         is_trusted = (row["is_own"] or self._trusts(row["owner"])) and (
@@ -566,7 +568,7 @@ class _Trust:
             owners = [found["owner"] for found in rows]
             is_trusted = all(map(self._trusts, owners))
             if any(found["has_parts"] for found in rows):
-                _with_parts.add(row["relation"])
+                self._moment.with_parts.add(row["relation"])
             if all(map(self._trusts, set(owners) - {0})) and 0 in owners:
                 self._changed.add(row["relation"])
         return bool(is_trusted)
