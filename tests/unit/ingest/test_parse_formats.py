@@ -9,6 +9,7 @@ import time
 import zipfile
 from base64 import b64encode
 from io import BytesIO
+from types import SimpleNamespace
 from typing import Any
 
 import openpyxl
@@ -22,6 +23,7 @@ from ml_rag.ingest.formats import pdf
 from ml_rag.ingest.formats.common import MAX_VALUE, Request, clean, document
 from ml_rag.ingest.formats.mail import parse_msg
 from ml_rag.ingest.formats.pictures import Pictures
+from ml_rag.ingest.formats.sheets import parse_xls
 from ml_rag.ingest.parse import parse
 from ml_rag.ingest.split import Chunking, split
 from ml_rag.ingest.units import Counter
@@ -1001,7 +1003,7 @@ def test_mail_of_outlook_has_the_texts_and_mails_that_are_attached(monkeypatch: 
     mail = f"{second}__substg1.0_3701000D/"
     texts = {
         "0037": "s", "1000": "body", "0C1A": "Ann", f"{first}3707": "a.txt", f"{first}370E": "text/plain",
-        f"{mail}0037": "t", f"{mail}0C1F": "b@b", f"{mail}1000": "inner",
+        f"{mail}0037": "t", f"{mail}0C1F": "b@b", f"{mail}1000": "a stub", f"{mail}1013": f"<p>{'inner ' * 5}",
         f"{third}3707": "b.txt", f"{third}370E": "text/plain",
         f"{fourth}3001": "no subject", f"{fourth}__substg1.0_3701000D/1000": "said",
         f"{fifth}__substg1.0_3701000D/0037": "u", f"{mail}{first}3704": "C.CSV",
@@ -1013,9 +1015,6 @@ def test_mail_of_outlook_has_the_texts_and_mails_that_are_attached(monkeypatch: 
     streams[f"{fifth}__substg1.0_3701000D/__substg1.0_10090102"] = b"RTF"
 
     class Ole:
-        def exists(self, path: str) -> bool:
-            return path in streams
-
         def openstream(self, path: str) -> BytesIO:
             return BytesIO(streams[path])
 
@@ -1027,9 +1026,22 @@ def test_mail_of_outlook_has_the_texts_and_mails_that_are_attached(monkeypatch: 
     (block,) = made.blocks
     assert block.text == (
         "# s\n\nFrom: Ann\n\nbody\n\nAttachments: a.txt, t, C.CSV, b.txt, no subject, u\n\n## a.txt\n\ncafé\n\n"
-        "## t\n\nFrom: <b@b>\n\ninner\n\n## C.CSV\n\nx,y\n\n## no subject\n\nsaid"
+        "## t\n\nFrom: <b@b>\n\ninner inner inner inner inner\n\n## C.CSV\n\nx,y\n\n## no subject\n\nsaid"
     )
     assert made.metadata["left_out"] == "an attached mail's text, which is in RTF alone"
+
+
+def test_xls_has_times_without_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    import xlrd
+
+    cells = [xlrd.sheet.Cell(xlrd.XL_CELL_DATE, value) for value in (0.5, 0.0, 45351.0, 45351.25)]
+    sheet = SimpleNamespace(name="S", nrows=1, row=lambda _i: cells)
+    book = SimpleNamespace(
+        datemode=0, nsheets=1, user_name="", sheet_by_index=lambda _n: sheet, unload_sheet=lambda _n: None
+    )
+    monkeypatch.setattr(xlrd, "open_workbook", lambda **_: book)
+    (block,) = parse_xls("a.xls", b"", Request()).blocks
+    assert block.text.startswith("| 12:00:00 | 00:00:00 | 2024-02-29 | 2024-02-29 06:00:00 |")
 
 
 @pytest.mark.parametrize("plain", ["", "\n\n", "=C2=A0\n"])

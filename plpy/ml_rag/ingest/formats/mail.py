@@ -178,7 +178,12 @@ def _has_text(part: Any, language: str | None) -> bool:
 
 
 def _length(parts: list[Any], language: str | None) -> int:
-    return sum(len(_ADDRESS.sub("", _text(part, language)).strip()) for part in parts)
+    return sum(_characters(_text(part, language)) for part in parts)
+
+
+def _characters(text: str) -> int:
+    """Its characters, but for addresses."""
+    return len(_ADDRESS.sub("", text).strip())
 
 
 def _is_attached(part: Any, body: Any) -> bool:
@@ -227,11 +232,17 @@ def parse_msg(_name: str, content: bytes, request: Request) -> abc.Document:
     from ml_rag.ingest.formats.ole import open_ole
 
     with open_ole(content) as ole:
+        entries = ole.listdir()
+        # olefile goes through all of them for each
+        there = {"/".join(entry).lower() for entry in entries}
+
+        def exists(path: str) -> bool:
+            return path.lower() in there
 
         def text(tag: str, prefix: str = "") -> str:
             for kind, encoding in (("001F", "utf-16-le"), ("001E", None), ("0102", None)):
                 path = f"{prefix}__substg1.0_{tag}{kind}"
-                if ole.exists(path):
+                if exists(path):
                     data: bytes = ole.openstream(path).read()
                     return data.decode(encoding, "replace") if encoding else decode(data, request.language)
             return ""
@@ -249,7 +260,7 @@ def parse_msg(_name: str, content: bytes, request: Request) -> abc.Document:
 
         #: by the place of a mail, those of its attachments
         places: defaultdict[str, set[str]] = defaultdict(set)
-        for entry in ole.listdir():
+        for entry in entries:
             for i, part in enumerate(entry):
                 if part.startswith("__attach_version1.0"):
                     places["".join(f"{folder}/" for folder in entry[:i])].add("/".join(entry[: i + 1]))
@@ -260,8 +271,10 @@ def parse_msg(_name: str, content: bytes, request: Request) -> abc.Document:
         def texts(prefix: str, whose: str) -> Iterator[str]:
             """The text of a mail, and those that are attached to it."""
             body = text("1000", prefix)
-            yield body if body.strip() else (body := mail_to_markdown(text("1013", prefix)))
-            if not body.strip() and ole.exists(f"{prefix}__substg1.0_10090102"):
+            html = mail_to_markdown(text("1013", prefix)) if (least := _characters(body)) <= _STUB else ""
+            body = html if _characters(html) > 3 * least else body
+            yield body
+            if not body.strip() and exists(f"{prefix}__substg1.0_10090102"):
                 unread.append(f"{whose} text, which is in RTF alone")
             for place in sorted(places[prefix]):
                 mail, path = f"{place}/__substg1.0_3701000D/", f"{place}/__substg1.0_37010102"
@@ -272,10 +285,10 @@ def parse_msg(_name: str, content: bytes, request: Request) -> abc.Document:
                 parts = [part for part in (_shown(inner), *texts(mail, "an attached mail's")) if part.strip()]
                 if parts:
                     yield _attachment(inner["Subject"] or name, "\n\n".join(parts))
-                elif kind in _TEXTS and ole.exists(path) and is_text(data := _stream(ole, path)):
+                elif kind in _TEXTS and exists(path) and is_text(data := _stream(ole, path)):
                     found = decode(data, request.language)
                     yield _attachment(name, html_to_markdown(found) if kind == "text/html" else found)
-                if request.pictures is not None and _is_picture(kind, name) and ole.exists(path):
+                if request.pictures is not None and _is_picture(kind, name) and exists(path):
                     described.extend(request.pictures.block(partial(_stream, ole, path), {}))
 
         body, *attached = texts("", "its")

@@ -101,7 +101,8 @@ def parse_xls(_name: str, content: bytes, _request: Request) -> abc.Document:
     def value(cell: Any) -> Any:
         if cell.ctype == xlrd.XL_CELL_DATE:
             try:
-                return xlrd.xldate_as_datetime(cell.value, book.datemode)
+                moment = xlrd.xldate_as_datetime(cell.value, book.datemode)
+                return moment.time() if 0 <= cell.value < 1 else moment
             except (ValueError, OverflowError, xlrd.XLDateError):
                 return cell.value
         if cell.ctype == xlrd.XL_CELL_BOOLEAN:
