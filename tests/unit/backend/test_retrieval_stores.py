@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ml_rag.backend.retrieval import stores
-from ml_rag.backend.retrieval.stores import Wanted, discover
+from ml_rag.backend.retrieval.stores import Moment, Wanted, discover, now
 
 
 class Plpy:
@@ -29,8 +29,7 @@ class Plpy:
 
 @pytest.fixture
 def plpy(monkeypatch: pytest.MonkeyPatch) -> Plpy:
-    monkeypatch.setattr(stores, "_found", {})
-    monkeypatch.setattr(stores, "_moment", None)
+    monkeypatch.setattr(stores, "_last", Moment(None))
     monkeypatch.setattr(stores, "_by_schema", {})
     return Plpy()
 
@@ -38,7 +37,7 @@ def plpy(monkeypatch: pytest.MonkeyPatch) -> Plpy:
 def reads(plpy: Plpy, *wanted: Wanted) -> int:
     before = plpy.reads
     for one in wanted:
-        assert discover(plpy, "public", one) == []
+        assert discover(plpy, "public", now(plpy, "public"), one) == []
     return plpy.reads - before
 
 
@@ -64,9 +63,19 @@ def test_where_the_moment_is_not_known_all_is_read(plpy: Plpy) -> None:
 def test_what_is_kept_is_bounded(plpy: Plpy) -> None:
     many = [Wanted(names=(f"t{i}",)) for i in range(2 * stores._MOST_FOUND)]
     reads(plpy, *many, Wanted(names=("x" * stores._LONGEST_WANTED,)))
-    assert len(stores._found) == stores._MOST_FOUND
+    assert len(now(plpy, "public").found) == stores._MOST_FOUND
 
 
 def test_callers_get_lists_of_their_own(plpy: Plpy) -> None:
-    first = discover(plpy, "public", ALL)
-    assert discover(plpy, "public", ALL) is not first
+    moment = now(plpy, "public")
+    first = discover(plpy, "public", moment, ALL)
+    assert discover(plpy, "public", moment, ALL) is not first
+
+
+def test_a_call_keeps_its_moment_while_another_within_it_looks_anew(plpy: Plpy) -> None:
+    outer = now(plpy, "public")
+    assert now(plpy, "public") is outer
+    plpy.moment = "10:11: asker"
+    inner = now(plpy, "public")
+    assert inner is not outer
+    assert now(plpy, "public") is inner
