@@ -41,6 +41,8 @@ DEFAULT_PARSER = "ml_rag.ingest.parse:parse"
 WORKER = "ml_rag.ingest.sandbox_worker"
 #: how long a child may take to end once its socket is closed
 END_SECONDS = 0.5
+#: how long is waited until its folder is removed
+_REMOVE_SECONDS = 1.0
 #: of message, detail and hint of an error that a child tells
 _ERROR_CHARACTERS = 2000
 #: what of the server's environment a parser may see: no keys of remote models
@@ -150,6 +152,7 @@ class _Child(Child):
 
     def __init__(self, parser: str, limits: Limits, go_on: Callable[[], None]) -> None:
         self._folder = Scratch(tempfile.gettempdir(), FOLDER_PREFIX)
+        self._removing = threading.Thread(target=self._folder.remove, name="sandbox-remove", daemon=True)
         self._known: set[str] = set()
         self.documents = 0
         #: whose documents it reads
@@ -206,7 +209,11 @@ class _Child(Child):
 
     def end(self, seconds: float = 0.0) -> int:
         status = super().end(seconds)
-        self._folder.remove()
+        # a document that has taken over its parser can have made more in it than is removed soon; the next one, perhaps
+        # of another role, does not wait for that
+        if self._removing.ident is None:
+            self._removing.start()
+        self._removing.join(_REMOVE_SECONDS)
         return status
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import tempfile
+import threading
 import time
 from base64 import b64encode
 from dataclasses import replace
@@ -23,6 +24,7 @@ from ml_rag.ingest import sandbox
 from ml_rag.ingest.formats.pictures import MAX_BYTES, MAX_PICTURES
 from ml_rag.ingest.sandbox import Job, ModelTokenizer
 from ml_rag.ingest.split import Chunking
+from ml_rag.scratch import Scratch
 from support.processes import wait_until
 from support.sandboxing import PLAIN, Make, ask, fails, is_alive, job, pid
 
@@ -87,6 +89,26 @@ def test_a_child_reads_documents_of_one_role(make: Make) -> None:
     # each has taken the place of the one before
     assert pid(sandbox, role="bob") == pids["bob"]
     wait_until(lambda: not is_alive(pids["alice"]) and not is_alive(pids[None]))
+
+
+def test_the_next_role_does_not_wait_until_the_files_of_the_one_before_are_removed(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_answered, removed = threading.Event(), threading.Event()
+    former = Scratch.remove
+
+    def remove(folder: Scratch) -> None:
+        is_answered.wait(60)
+        former(folder)
+        removed.set()
+
+    monkeypatch.setattr(Scratch, "remove", remove)
+    made = make()
+    pid(made, role="alice")
+    pid(made, role="bob")
+    assert not removed.is_set()
+    is_answered.set()
+    assert removed.wait(60)
 
 
 def test_roles_that_take_turns_keep_their_children(make: Make) -> None:
