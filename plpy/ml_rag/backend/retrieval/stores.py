@@ -293,8 +293,8 @@ _strangers: set[int] = set()
 
 
 class Moment:
-    """What calls found in the catalog, and looked up beside it, while nothing committed, which ``mark`` tells; None: not
-    known. A call keeps its own: a function that it runs can call ml_rag itself."""
+    """What calls found in the catalog, and looked up beside it, while nothing committed, which ``mark`` tells; None:
+    unknown. A call keeps its own: a function that it runs can call ml_rag itself."""
 
     def __init__(self, mark: str | None) -> None:
         self.mark = mark
