@@ -134,6 +134,7 @@ class Context:
         self.moment = discovery.Moment(None)
 
     def look_anew(self) -> discovery.Moment:
+        """Of the catalog as it is now."""
         self.moment = discovery.now(self.plpy, self.schema)
         return self.moment
 

@@ -182,7 +182,7 @@ def _length(parts: list[Any], language: str | None) -> int:
 
 
 def _characters(text: str) -> int:
-    """Its characters, but for addresses."""
+    """How many it has, without addresses."""
     return len(_ADDRESS.sub("", text).strip())
 
 
