@@ -317,9 +317,12 @@ def test_long_options_are_not_kept(owner: Connection, db: Database) -> None:
                 cited(asker, **{option: [f"{i}{'x' * 250_000}", name]})
 
     ask(20)
-    before = used()
-    ask(30)
-    assert used() - before < 10_000_000  # of 22 MB of names
+    grown = []
+    for _ in range(3):  # what is kept grows each time; what the allocator holds back does not
+        before = used()
+        ask(30)
+        grown.append(used() - before)
+    assert min(grown) < 10_000_000, grown  # of 22 MB of names each
 
 
 #: each after the ones before it, whose other options are the same
