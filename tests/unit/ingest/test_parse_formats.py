@@ -134,7 +134,7 @@ def only(name: str, content: bytes | str) -> str:
         (
             "a.rtf",
             r"{\rtf1 one{\footnote two} {\shp{\*\shpinst{\sp{\sn x}{\sv y}}{\shptxt three}}} four{\*\footnote five}}",
-            "onetwo three fourfive",
+            "one two three four five",
         ),
         (
             "a.xml",
@@ -231,6 +231,20 @@ def test_rtf_in_another_code_page() -> None:
     for text in (r"{\rtf1\ansi\ansicpg1251 Поиск}", r"{\rtf1\ansi\ansicpg1251 \'cf\'ee\'e8\'f1\'ea}"):
         assert only("a.rtf", text.encode("cp1251")) == "Поиск"
     assert parse("a.rtf", r"{\rtf1{\info{\title Café}} café}".encode("cp1252")).metadata == {"title": "Café"}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (r"{\rtf1 a {\deleted gone}b {\f1 \deleted0 c \deleted x\deleted0 d} e}", "a b c d e"),
+        (r"{\rtf1 word{\footnote note}. More}", "word note. More"),
+        (r"{\rtf1\mac caf\'8e}", "café"),
+        (r"{\rtf1\pc caf\'82}", "café"),
+        (r"{\rtf1\pca na\'8bve}", "naïve"),
+    ],
+)
+def test_rtf_deleted_text_notes_and_old_code_pages(source: str, expected: str) -> None:
+    assert only("a.rtf", source.encode()) == expected
 
 
 def test_docx_has_headings_lists_and_tables() -> None:
