@@ -278,6 +278,17 @@ ENCODED = [
     ("cp1250", "Bună ziua, vă mulţumim pentru scrisoare.", "ro"),
     ("cp1257", "Išklausius auditoriaus pranešimą, nuspręsta siūlyti mokėti dividendus.", "lt"),
     ("cp1257", "Paldies par jūsu vēstuli, drīz atbildēšu.", "lv"),
+    # of the encodings of a language, the one in which most of its letters are
+    ("iso8859_2", "Święta są już za pasem, więc życzę Państwu dużo zdrowia.", "pl"),
+    ("cp852", "Święta są już za pasem, więc życzę Państwu dużo zdrowia.", "pl"),
+    ("iso8859_2", "Příliš žluťoučký kůň úpěl ďábelské ódy.", "cs"),
+    ("cp1250", "Příliš žluťoučký kůň úpěl ďábelské ódy.", "cs"),
+    ("iso8859_2", "Šťastný žiak prišiel, ťažko kráča.", "sk"),
+    ("cp852", "Az őszi erdőben tűz füstje szállt.", "hu"),
+    ("koi8_r", "Поиск по документам", "ru"),
+    ("cp866", "Поиск по документам", "ru"),
+    ("big5", "他們賦有理性和良心", "zh"),
+    ("euc_jp", "文書の検索はこちら", "ja"),
     # cp1250 stays, also beside the option of another language
     ("cp1250", "Święta są już za pasem, więc życzę Państwu dużo zdrowia i szczęścia.", None),
     ("cp1250", "przedstawili również", None),

@@ -30,27 +30,20 @@ _HIGH = bytes(range(0x80, 0x100))
 
 _NO_TEXT = frozenset({"idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape"})
 
+#: encodings that are usual for a language, the likeliest first
 _BY_LANGUAGE = {
-    "ja": ("cp932", "euc_jp"),
-    "zh": ("gb18030", "big5"),
-    "ko": ("cp949",),
-    "ru": ("cp1251", "koi8_r"),
-    "uk": ("cp1251",),
-    "bg": ("cp1251",),
-    "pl": ("cp1250", "iso8859_2"),
-    "cs": ("cp1250", "iso8859_2"),
-    "hu": ("cp1250", "iso8859_2"),
-    "el": ("cp1253",),
-    "tr": ("cp1254",),
-    "he": ("cp1255",),
-    "ar": ("cp1256",),
-    "ro": ("cp1250",),
-    "lt": ("cp1257",),
-    "lv": ("cp1257",),
-    "et": ("cp1257",),
-    "th": ("cp874",),
-    "vi": ("cp1258",),
-}
+    "ja": ("cp932", "euc_jp"), "zh": ("gb18030", "big5"), "ko": ("cp949",), "th": ("cp874",), "vi": ("cp1258",),
+    "ru": ("cp1251", "koi8_r", "cp866"), "bg": ("cp1251", "koi8_r", "cp866"), "uk": ("cp1251", "koi8_u", "cp866"),
+    **dict.fromkeys(("pl", "cs", "sk", "hu", "ro", "sl", "hr"), ("cp1250", "iso8859_2", "cp852")),
+    **dict.fromkeys(("lt", "lv", "et"), ("cp1257",)),
+    "el": ("cp1253",), "tr": ("cp1254",), "he": ("cp1255",), "ar": ("cp1256",),
+}  # fmt: skip
+#: what a text of the language has much of, and the same bytes in another of its encodings have not
+_FREQUENT = {
+    "ja": "のにをはがとでたるいし、。", "zh": "的一是不了人在有和我他中大上这這个個国國来來", "ru": "оеаинтсрвлкмдпу",
+    "bg": "аеоиятнсрвлкмдпъ", "uk": "оаиіїєнтевсркд", "pl": "ąćęłńóśźż", "cs": "áčďéěíňóřšťúůýž",
+    "sk": "áäčďéíĺľňóôŕšťúýž", "hu": "áéíóöőúüű", "ro": "ăâîşţ", "sl": "čšž", "hr": "čćđšž",
+}  # fmt: skip
 #: letters and signs of languages that are written in cp1252, of those that a text in cp1250 seems to have, too
 _WESTERN = {
     "pt": "áâãàçéêíóôõúüªº", "es": "áéíñóúü¡¿ªº", "fr": "àâçéèêëîïôœùûü", "it": "àèéìòùªº", "en": "éèêïçñö",
@@ -74,9 +67,9 @@ def decode(content: bytes, language: str | None = None, charset: str | None = No
     """The text of the bytes. Never fails: the last resort is cp1252 with its holes replaced.
 
     Order: byte order mark; UTF-16 without one (NUL in every other byte); valid UTF-8; the encoding that is declared, as
-    ``charset`` or inside; UTF-8 with few errors; the declared encoding with few errors; the encodings usual for
-    ``language``; cp932 if that gives Japanese; charset-normalizer among likely encodings, but cp1252 where it finds
-    cp1250 in a text of a western language.
+    ``charset`` or inside; UTF-8 with few errors; the declared encoding with few errors; the likeliest of those
+    usual for ``language``; cp932 if that gives Japanese; charset-normalizer among likely encodings, but cp1252 where it
+    finds cp1250 in a text of a western language.
     """
     for mark, encoding in _MARKS:
         if content.startswith(mark):
@@ -89,7 +82,8 @@ def decode(content: bytes, language: str | None = None, charset: str | None = No
         return _decode_as(content, declared) or content.decode()
     try:
         return content.decode("utf-8")
-    except UnicodeDecodeError as error:
+    except UnicodeDecodeError as found:
+        error = found
         # A character cut off at the end does not make it another encoding; a single byte there can be one of another.
         before, cut = content[: error.start], content[error.start :]
         if error.reason == "unexpected end of data" and (len(cut) > 1 or not before.isascii()):
@@ -104,8 +98,11 @@ def decode(content: bytes, language: str | None = None, charset: str | None = No
         if text.count("\ufffd") <= min(high // 3, 1 + high // 50):
             return text
     language = (language or "")[:2].lower()
-    for encoding in _BY_LANGUAGE.get(language, ()):
-        if (text := _decode_as(content, encoding)) is not None:
+    if likely := _BY_LANGUAGE.get(language):
+        sample = content[error.start :][:_SAMPLE]
+        frequent = set(_FREQUENT.get(language, ""))
+        best = max(likely, key=lambda each: sum(letter in frequent for letter in sample.decode(each, "replace")))
+        if (text := _decode_as(content, best)) is not None:
             return text
     return content.decode(_guess(content, language), "replace")
 
