@@ -241,6 +241,16 @@ def test_pgvector_may_be_in_a_schema_of_members_alone(model: SqlModel, shop: Con
     assert len(model.embedded) == 4
 
 
+def test_pgvector_may_be_made_again_in_another_schema(model: SqlModel, shop: Connection, asker: Connection) -> None:
+    shown = metadata(asker, "first")
+    server = value_of(shop, "SELECT value FROM ml_rag.setting WHERE name = 'model_server'")
+    shop.execute("DROP EXTENSION ml_rag CASCADE; DROP EXTENSION vector CASCADE; CREATE SCHEMA elsewhere")
+    shop.execute("CREATE EXTENSION vector SCHEMA elsewhere; GRANT USAGE ON SCHEMA elsewhere TO PUBLIC")
+    shop.execute("CREATE EXTENSION ml_rag")
+    shop.execute("SELECT ml_rag.configure('model_server', %s)", (server,))
+    assert metadata(asker, "first") == shown
+
+
 def test_another_models_embeddings_are_not_mixed_in(model: SqlModel, shop: Connection, asker: Connection) -> None:
     metadata(asker, "first")
     metadata(asker, "second", embed_model_id="fake-other")

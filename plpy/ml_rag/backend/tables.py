@@ -52,20 +52,21 @@ _STATEMENTS: dict[str, tuple[str, ...]] = {
     "is read-only": ("SELECT current_setting('transaction_read_only')::boolean AS it",),
 }
 
+#: by the schema of pgvector, which may have been made again in another one
 _prepared: dict[str, Statements] = {}
 
 
 def _statements(plpy: Any, name: str, *arguments: Any) -> Any:
-    if not _prepared:
-        query = (
-            "SELECT pg_catalog.quote_ident(n.nspname) AS schema FROM pg_catalog.pg_extension AS e"
-            " JOIN pg_catalog.pg_namespace AS n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"
-        )
-        schema = plpy.execute(query)[0]["schema"]
-        _prepared["of this session"] = Statements(
+    query = (
+        "SELECT pg_catalog.quote_ident(n.nspname) AS schema FROM pg_catalog.pg_extension AS e"
+        " JOIN pg_catalog.pg_namespace AS n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"
+    )
+    schema = plpy.execute(query)[0]["schema"]
+    if schema not in _prepared:
+        _prepared[schema] = Statements(
             {key: (text.replace("{s}", schema), *types) for key, (text, *types) in _STATEMENTS.items()}
         )
-    return _prepared["of this session"](plpy, name, *arguments)
+    return _prepared[schema](plpy, name, *arguments)
 
 
 def distances(plpy: Any, server: ModelServer, query: str, texts: list[str], model_id: str) -> list[float]:
