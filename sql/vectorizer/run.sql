@@ -23,8 +23,9 @@ BEGIN
   _index := ml_rag._index_definition(_found.options -> 'index',
     _found.options ->> 'distance_metric', 'vector');
   RETURN jsonb_build_object(
-    'relation', relation::oid::bigint, 'owner', (SELECT c.relowner::bigint FROM pg_class AS c
-      WHERE c.oid = _store),
+    'relation', relation::oid::bigint, 'owner', coalesce(
+      quote_ident(_options ->> 'owner')::regrole::oid::bigint,
+      (SELECT c.relowner::bigint FROM pg_class AS c WHERE c.oid = _store)),
     'request', CASE WHEN _store <> relation THEN
       jsonb_build_object('embed_model_id', _found.model_id, 'chunking', _found.options -> 'chunking') END,
     'key', _key.key, 'key_types', _key.types, 'batches', _options -> 'batches',
@@ -92,8 +93,8 @@ options: SELECT * FROM ml_rag.option WHERE routine = 'run_vectorizer'.
 result: {"relation", "embedded", "failed", "pending", "seconds"}; pending: rows that came meanwhile, or that
 another run has.
 Errors: 22000 the model has other dimensions by now; 22023 bad option; 25001; 25006 read-only; 42704 no
-vectorizer; 42P01; 42501; 55000 its columns were dropped or renamed, hidden rows, isolation level; 55P03
-lock_timeout: what was done is kept; 08006; 53200 too many rows claimed at once for max_locks_per_transaction;
+vectorizer, no such role; 42P01; 42501; 55000 its columns were dropped or renamed, hidden rows, isolation
+level, another owner; 55P03 lock_timeout: what was done is kept; 08006; 53200 too many rows claimed at once for max_locks_per_transaction;
 53300; 57014; 38000.$$;
 
 CREATE FUNCTION ml_rag.retry_vectorizer(relation regclass) RETURNS bigint

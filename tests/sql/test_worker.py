@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -414,6 +415,39 @@ def test_a_worker_leaves_a_table_alone_that_was_given_away_since_it_looked(
     assert tenant.execute("SELECT * FROM ran").fetchall() == []
     assert tenant.execute("SELECT count(segment_embedding) FROM second").fetchone() == (0,)
     assert owner.execute("SELECT count(segment_embedding) FROM first").fetchone() == (1,)
+
+
+def test_a_worker_leaves_a_table_alone_that_is_given_away_before_its_run_begins(
+    db: Database, owner: Connection, models: ModelsServer
+) -> None:
+    """Any role can make it wait between its look at the owner and the run, for pg_inherits."""
+    tenant, gate, role = db.connect("tenant"), db.connect(), db.role("tenant")
+    owner.execute(f'GRANT CREATE ON SCHEMA public TO "{role}"')
+    owner.execute("CREATE TABLE gift (id integer PRIMARY KEY, name text); INSERT INTO gift VALUES (1, 'lamp')")
+    create(owner, "gift", "name")
+    gate.execute("BEGIN")
+    gate.execute("LOCK TABLE pg_inherits IN EXCLUSIVE MODE")
+    waiting = db.connect(autocommit=False)
+    # what CREATE RULE takes, and waits for
+    queue = threading.Thread(target=waiting.execute, args=("LOCK TABLE pg_inherits IN ACCESS EXCLUSIVE MODE",))
+    queue.start()
+    with worker(db, "--once") as process:
+        is_waiting = "SELECT FROM pg_stat_activity WHERE application_name = 'ml-rag worker' AND wait_event_type = 'Lock'"
+        wait_until(lambda: owner.execute(f"{is_waiting} AND query ~ 'run_vectorizer'".encode()).fetchone() is not None)
+        owner.execute(f'ALTER TABLE gift OWNER TO "{role}"'.encode())
+        tenant.execute(
+            "CREATE TABLE ran (who name); GRANT INSERT ON ran TO PUBLIC;"
+            "CREATE FUNCTION spy() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN INSERT INTO public.ran VALUES (current_user); RETURN NEW; END $$;"
+            "CREATE TRIGGER spy BEFORE UPDATE ON gift FOR EACH ROW EXECUTE FUNCTION spy()"
+        )
+        gate.execute("ROLLBACK")
+        queue.join()
+        waiting.rollback()
+        assert process.wait(60) == 1
+        assert process.stderr is not None
+        assert "has another owner by now" in process.stderr.read()
+    assert tenant.execute("SELECT * FROM ran").fetchall() == []
 
 
 def test_where_no_server_answers_the_dsn_is_named() -> None:

@@ -36,9 +36,10 @@ BACKOFF = (1.0, 300.0)
 #: the tables; what one of them has, if it can be read
 _LISTED = "SELECT v::bigint, v::regclass::text FROM unnest(ml_rag._vectorized()) AS v ORDER BY 1"
 _STATE = "SELECT v.pending, v.failed FROM ml_rag._vectorizers(%s::oid) AS v WHERE v.pending IS NOT NULL"
-#: whether the owners of a table, and of what a run fills, are trusted, as ml_rag.vectorizer asks it
-_TRUSTED = """SELECT ml_rag._are_trusted(%(relation)s::oid
-  || ml_rag._parts(coalesce(ml_rag._segment_table(%(relation)s::oid)::oid, %(relation)s::oid)))"""
+#: the owner of what a run fills, if those of it and of the table are trusted, as ml_rag.vectorizer asks it
+_OWNER = """SELECT pg_get_userbyid(c.relowner) FROM pg_class AS c
+WHERE c.oid = coalesce(ml_rag._segment_table(%(relation)s::oid)::oid, %(relation)s::oid)
+  AND ml_rag._are_trusted(%(relation)s::oid || ml_rag._parts(c.oid))"""
 
 Got = TypeVar("Got")
 
@@ -216,11 +217,12 @@ class Worker:
 
     def embed(self, connection: psycopg.Connection[Any], relation: int, name: str) -> bool:
         """A few batches of one table; whether there were any. None of one that was given away since it was listed."""
-        if connection.execute(_TRUSTED, {"relation": relation}).fetchone() != (True,):
+        trusted = connection.execute(_OWNER, {"relation": relation}).fetchone()
+        if trusted is None:
             return False
-        row = connection.execute(
-            "CALL ml_rag.run_vectorizer(%s::oid::regclass, %s)", (relation, Jsonb({"batches": self.batches}))
-        ).fetchone()
+        # what is given away from here on is not run
+        options = Jsonb({"batches": self.batches, "owner": trusted[0]})
+        row = connection.execute("CALL ml_rag.run_vectorizer(%s::oid::regclass, %s)", (relation, options)).fetchone()
         assert row is not None
         result: dict[str, Any] = row[0]
         self.done += result["embedded"] + result["failed"]
