@@ -238,6 +238,23 @@ def test_other_triggers_of_the_table(items: Connection, models: ModelsServer) ->
     assert_in_step(items)
 
 
+def test_a_column_of_the_primary_key_is_renamed(items: Connection) -> None:
+    run(items)
+    with error("55000", "keyword index", "enable_keyword_search"), items.transaction():
+        items.execute("ALTER TABLE items RENAME id TO number")
+        items.execute("UPDATE items SET name = 'lantern' WHERE number = 1")
+    with items.transaction():
+        items.execute("ALTER TABLE items RENAME id TO number")
+        items.execute("SELECT ml_rag.enable_keyword_search('items')")
+    items.execute("UPDATE items SET name = 'lantern' WHERE number = 1")
+    assert run(items)["embedded"] == 1
+    assert_in_step(items)
+    found = items.execute(
+        "SELECT document_name FROM ml_rag_search('lantern', '{\"vector_store\": [\"items\"], \"keyword_search\": true}')"
+    ).fetchall()
+    assert found[0] == ("public.items/1",)
+
+
 def test_columns_that_are_renamed_dropped_or_of_another_type(items: Connection) -> None:
     items.execute("ALTER TABLE items RENAME name TO title; ALTER TABLE items RENAME TO goods")
     items.execute("UPDATE goods SET title = 'lantern' WHERE id = 1")
