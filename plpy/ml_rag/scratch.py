@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
+import shutil
 import stat
 import tempfile
 import time
@@ -54,7 +54,7 @@ class Scratch:
 
     def remove(self) -> None:
         """Remove it with all that is in it; a second time does nothing."""
-        _remove(self.path)
+        shutil.rmtree(self.path, ignore_errors=True)
         self._close()
 
     def _close(self) -> None:
@@ -72,53 +72,13 @@ def sweep(parent: Path | str, prefix: str) -> list[str]:
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(parent)):
             if entry.name.startswith(prefix) and _is_left_behind(entry.path):
-                _remove(entry.path)
+                shutil.rmtree(entry.path, ignore_errors=True)
                 removed.append(entry.name)
             elif entry.name.startswith(_UNLOCKED + prefix) and _is_old(entry) and _is_left_behind(entry.path):
                 with contextlib.suppress(OSError):  # its maker may have taken it just now, or it is not empty
                     os.rmdir(entry.path)
                     removed.append(entry.name)
     return removed
-
-
-def _remove(path: Path | str) -> None:
-    """Remove a folder of this user with all that is in it, as far as that goes.
-
-    ``shutil.rmtree`` goes no deeper than Python's recursion, and not into folders that are made closed to their owner,
-    which a parser could leave behind for ever.
-    """
-    with contextlib.suppress(OSError):
-        top = os.open(path, _FOLDER)
-        try:
-            waiting: list[str] = []
-            _empty(top, top, waiting)
-            while waiting:
-                name = waiting.pop()
-                with contextlib.suppress(OSError):
-                    folder = os.open(name, _FOLDER, dir_fd=top)
-                    try:
-                        _empty(folder, top, waiting)
-                    finally:
-                        os.close(folder)
-                    os.rmdir(name, dir_fd=top)
-        finally:
-            os.close(top)
-        os.rmdir(path)
-
-
-def _empty(folder: int, top: int, waiting: list[str]) -> None:
-    """Remove the files of a folder, one after the other: there can be millions. The folders in it wait, in ``top``."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                if not entry.is_dir(follow_symlinks=False):
-                    os.unlink(entry.name, dir_fd=folder)
-                    continue
-                os.chmod(entry.name, stat.S_IRWXU, dir_fd=folder)
-                name = entry.name if folder == top else secrets.token_hex()
-                if folder != top:
-                    os.rename(entry.name, name, src_dir_fd=folder, dst_dir_fd=top)
-                waiting.append(name)
 
 
 def _is_old(entry: os.DirEntry[str]) -> bool:

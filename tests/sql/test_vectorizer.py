@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from psycopg.types.json import Jsonb
 
 from support.cluster import Connection, Database, noticed, value_of
 from support.embeddings import triggers
@@ -249,9 +250,8 @@ def test_a_column_of_the_primary_key_is_renamed(items: Connection) -> None:
     items.execute("UPDATE items SET name = 'lantern' WHERE number = 1")
     assert run(items)["embedded"] == 1
     assert_in_step(items)
-    found = items.execute(
-        "SELECT document_name FROM ml_rag_search('lantern', '{\"vector_store\": [\"items\"], \"keyword_search\": true}')"
-    ).fetchall()
+    options = {"vector_store": ["items"], "keyword_search": True}
+    found = items.execute("SELECT document_name FROM ml_rag_search('lantern', %s)", [Jsonb(options)]).fetchall()
     assert found[0] == ("public.items/1",)
 
 

@@ -432,8 +432,11 @@ def test_a_worker_leaves_a_table_alone_that_is_given_away_before_its_run_begins(
     queue = threading.Thread(target=waiting.execute, args=("LOCK TABLE pg_inherits IN ACCESS EXCLUSIVE MODE",))
     queue.start()
     with worker(db, "--once") as process:
-        is_waiting = "SELECT FROM pg_stat_activity WHERE application_name = 'ml-rag worker' AND wait_event_type = 'Lock'"
-        wait_until(lambda: owner.execute(f"{is_waiting} AND query ~ 'run_vectorizer'".encode()).fetchone() is not None)
+        is_waiting = (
+            "SELECT FROM pg_stat_activity WHERE application_name = 'ml-rag worker' AND wait_event_type = 'Lock'"
+            " AND query ~ 'run_vectorizer'"
+        )
+        wait_until(lambda: owner.execute(is_waiting).fetchone() is not None)
         owner.execute(f'ALTER TABLE gift OWNER TO "{role}"'.encode())
         tenant.execute(
             "CREATE TABLE ran (who name); GRANT INSERT ON ran TO PUBLIC;"

@@ -61,18 +61,13 @@ def parse(name: str, content: bytes, **options: Any) -> Document:
         os.write(int(sys.argv[1]), len(argument).to_bytes(8, "big") + argument.encode())
         time.sleep(60)
     elif order == "!child":
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-        Path(tempfile.gettempdir(), argument).write_text(str(child.pid))
-        time.sleep(60)
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).wait()
     elif order == "!leave":  # a process that goes on
         return Document("orders", [Block(str(left_behind()))])
     elif order == "!processes":
         return Document("orders", [Block(str(started(int(argument))))])
     elif order == "!confined":
         return Document("confined", [Block(json.dumps(confined(json.loads(argument))))])
-    elif order == "!write":
-        with tempfile.TemporaryFile() as file:
-            os.posix_fallocate(file.fileno(), 0, int(argument))
     elif order == "!values":  # in the metadata of each of 500 segments of 16 words
         return Document("orders", [Block("word " * 16 * 500, {"values": [[]] * int(argument)})])
     elif order == "!facts":
@@ -143,16 +138,13 @@ def tampering(file: Path, libc: ctypes.CDLL) -> dict[str, Any]:
         checked(found := libc.shmget(0, 4096, 0o1600))
         libc.shmctl(found, 0, None)
 
-    def link(own: str) -> None:
-        os.link(own, f"{own}.link")
-        os.unlink(f"{own}.link")
-
-    with tempfile.NamedTemporaryFile() as own:
+    ends = os.pipe()
+    with open(ends[0], "rb") as pipe, open(ends[1], "wb"):
         return {
             "chmod": attempt(lambda: os.chmod(file, 0o640)),
             "fchmodat": attempt(lambda: checked(libc.fchmodat(here, name, 0o640, 0))),
             "fchmodat2": attempt(lambda: checked(libc.syscall(452, here, name, 0o640, 0))),
-            "chmod of an open file": attempt(lambda: os.fchmod(own.fileno(), 0o777)),
+            "chmod of an open file": attempt(lambda: os.fchmod(pipe.fileno(), 0o600)),
             "chown": attempt(lambda: os.chown(file, os.getuid(), os.getgid())),
             "lchown": attempt(lambda: os.lchown(file, os.getuid(), os.getgid())),
             "times": attempt(lambda: os.utime(file, (1, 1))),
@@ -162,7 +154,6 @@ def tampering(file: Path, libc: ctypes.CDLL) -> dict[str, Any]:
             "length": attempt(lambda: os.truncate(file, file.stat().st_size)),
             "shared memory": attempt(shared_memory),
             "files in memory": attempt(lambda: os.close(os.memfd_create("a"))),
-            "links": attempt(lambda: link(own.name)),
             "/bin/chmod": subprocess.run(["/bin/chmod", "640", str(file)], capture_output=True, check=False).returncode,
         }
 
@@ -201,10 +192,6 @@ def confined(facts: dict[str, Any]) -> dict[str, Any]:
 
     file = Path(facts["file"])
 
-    def write_own() -> None:
-        with tempfile.NamedTemporaryFile() as own:
-            own.write(b"a")
-
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return tampering(file, libc) | {
         "tcp": attempt(lambda: connect(socket.AF_INET, ("127.0.0.1", facts["tcp"]))),
@@ -219,7 +206,7 @@ def confined(facts: dict[str, Any]) -> dict[str, Any]:
         "write": attempt(lambda: file.with_name("new").write_text("")),
         "append": attempt(lambda: file.open("a").close()),
         "delete": attempt(file.with_name("victim").unlink),
-        "own folder": attempt(write_own),
+        "temporary file": attempt(lambda: tempfile.TemporaryFile().close()),
         "cat": subprocess.run(["/bin/cat", str(file)], capture_output=True, check=False).returncode,
         "program": subprocess.run(
             [sys.executable, "-c", "import socket; socket.socket(socket.AF_UNIX)"], capture_output=True, check=False

@@ -144,34 +144,3 @@ def test_another_users_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "job-1").mkdir()
     os.chown(tmp_path / "job-1", 54321, 54321)
     assert sweep(tmp_path, "job-") == []
-
-
-@pytest.mark.parametrize("how", ["remove", "sweep"])
-def test_whatever_is_in_a_folder_goes_with_it(tmp_path: Path, how: str) -> None:
-    """Folders deeper in one another than Python and the system's names go, and closed to their owner."""
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "kept").write_text("kept")
-    scratch = Scratch(tmp_path, "job-")
-    (scratch.path / "link").symlink_to(outside)
-    before = os.open(scratch.path, os.O_RDONLY)
-    try:
-        for number in range(2500):
-            os.mkdir("deeper", dir_fd=before)
-            below = os.open("deeper", os.O_RDONLY, dir_fd=before)
-            os.close(before)
-            before = below
-            if number % 500 == 0:
-                os.symlink(outside, "link", dir_fd=before)
-                os.mkdir("closed", dir_fd=before)
-                os.close(os.open("closed/file", os.O_CREAT | os.O_WRONLY, dir_fd=before))
-                os.chmod("closed", 0, dir_fd=before)
-    finally:
-        os.close(before)
-    if how == "remove":
-        scratch.remove()
-    else:
-        scratch._close()
-        assert sweep(tmp_path, "job-") == [scratch.path.name]
-    assert list(tmp_path.iterdir()) == [outside]
-    assert (outside / "kept").read_text() == "kept"

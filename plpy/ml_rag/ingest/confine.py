@@ -30,8 +30,6 @@ _CLONE_NEWNET = 0x40000000
 MOST_DESCRIPTORS = 128
 #: processes and threads of a parser and the programs it starts
 MOST_PROCESSES = 64
-#: bytes of a file it may write: an OCR program gets a page as a file
-MOST_FILE_BYTES = 512 * 1024 * 1024
 
 
 class _CapabilityHeader(ctypes.Structure):
@@ -87,7 +85,7 @@ def confine() -> dict[str, str]:
     except OSError as error:
         refused["system call filter"] = str(error)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE_BYTES, MOST_FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     most = MOST_DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, MOST_DESCRIPTORS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,4 +1,4 @@
-"""A parser's view of the file system: its own code and libraries to read, its own folder to write, nothing else.
+"""A parser's view of the file system: its own code and libraries to read, nothing to write.
 
 Landlock (Linux 5.13 and newer), by ctypes; it needs no privilege. A process that is confined so, and those that it
 starts, cannot open another file even if their user may: not the model server's configuration with its keys, not a
@@ -17,7 +17,6 @@ import os
 import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -29,9 +28,7 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG = 1
 _RULE_PATH_BENEATH = 1
 
-_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
-_REMOVE_DIR, _REMOVE_FILE, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 7, 1 << 8
-_REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE, _IOCTL_DEV = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
 #: all accesses there are, by the ABI's version
 _ALL_ACCESSES = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}
 _LATEST_ACCESSES = (1 << 16) - 1  # from 5 on
@@ -40,7 +37,7 @@ _SCOPED = 0b11  # abstract unix sockets, signals
 ABI_SINCE_5_19, ABI_OF_SIGNALS = 2, 6
 
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
-_WRITE = _READ | _WRITE_FILE | _TRUNCATE | _REMOVE_FILE | _REMOVE_DIR | _MAKE_REG | _MAKE_DIR | _REFER
+_WRITE = _READ | _WRITE_FILE | _TRUNCATE
 #: what a rule for a single file may say
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
@@ -121,4 +118,4 @@ def _allow(ruleset: int, path: str, access: int) -> None:
 
 def confine_files() -> int:
     """Confine this process to what a parser needs; see ``restrict``."""
-    return restrict(readable(), (tempfile.gettempdir(), "/dev/null"))
+    return restrict(readable(), ["/dev/null"])

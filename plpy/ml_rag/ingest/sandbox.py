@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,18 +30,13 @@ from ml_rag.ingest.child import Child, Lost, Useless, cause, inherited
 from ml_rag.ingest.formats.pictures import MAX_BYTES, MAX_PICTURES
 from ml_rag.ingest.split import Chunking
 from ml_rag.protocol import MAX_REPLY_VALUES, MAX_SEGMENTS, has_more_values
-from ml_rag.scratch import Scratch
 
 log = logging.getLogger("ml_rag.server")
 
-#: of the folders that parsers write to, in the folder for temporary files
-FOLDER_PREFIX = "ml_rag_parser_"
 DEFAULT_PARSER = "ml_rag.ingest.parse:parse"
 WORKER = "ml_rag.ingest.sandbox_worker"
 #: how long a child may take to end once its socket is closed
 END_SECONDS = 0.5
-#: how long is waited until its folder is removed
-_REMOVE_SECONDS = 1.0
 #: of message, detail and hint of an error that a child tells
 _ERROR_CHARACTERS = 2000
 #: what of the server's environment a parser may see: no keys of remote models
@@ -148,24 +142,18 @@ class _Patience:
 
 
 class _Child(Child):
-    """One child process, which may write to a folder of its own only; that goes with it."""
+    """One child process."""
 
     def __init__(self, parser: str, limits: Limits, go_on: Callable[[], None]) -> None:
-        self._folder = Scratch(tempfile.gettempdir(), FOLDER_PREFIX)
-        self._removing = threading.Thread(target=self._folder.remove, name="sandbox-remove", daemon=True)
         self._known: set[str] = set()
         self.documents = 0
         #: whose documents it reads
         self.role: object = None
         #: not to be used again
         self.spent = False
-        try:
-            environment = inherited(_ENVIRONMENT) | _SINGLE | {"TMPDIR": str(self._folder.path)}
-            super().__init__(WORKER, parser, str(limits.memory_bytes), environment=environment, most=limits.reply_bytes)
-            self._values = limits.values
-        except BaseException:
-            self._folder.remove()
-            raise
+        self._values = limits.values
+        environment = inherited(_ENVIRONMENT) | _SINGLE
+        super().__init__(WORKER, parser, str(limits.memory_bytes), environment=environment, most=limits.reply_bytes)
         try:
             #: what the kernel refuses of ``confine`` -> why
             self.refused: dict[str, str] = self._reply(go_on)
@@ -206,15 +194,6 @@ class _Child(Child):
                 detail = from_json(answer, EngineFailed.status).detail
                 raise EngineFailed("the model's tokenizer cannot be used", detail=detail)
             self._known.add(tokenizer.key)
-
-    def end(self, seconds: float = 0.0) -> int:
-        status = super().end(seconds)
-        # a document that has taken over its parser can have made more in it than is removed soon; the next one, perhaps
-        # of another role, does not wait for that
-        if self._removing.ident is None:
-            self._removing.start()
-        self._removing.join(_REMOVE_SECONDS)
-        return status
 
 
 def _descriptor(content: IO[bytes] | bytes, stack: contextlib.ExitStack) -> int:

@@ -8,7 +8,6 @@ network.
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib
 import json
 import os
@@ -16,17 +15,15 @@ import resource
 import signal
 import socket
 import sys
-import tempfile
 from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
 
 from ml_rag.abc import Document
-from ml_rag.errors import DiskFull, DocumentError, MlRagError
+from ml_rag.errors import DocumentError, MlRagError
 from ml_rag.ingest.child import receive_message, send_message
 from ml_rag.ingest.confine import confine
 from ml_rag.priority import yield_thread
-from ml_rag.shortage import shortage
 
 _OUT_OF_MEMORY = "the document needs too much memory"
 
@@ -102,9 +99,6 @@ def _failure(error: BaseException) -> MlRagError:
         return _out_of_memory()
     if isinstance(error, MlRagError):
         return error
-    too_large = isinstance(error, OSError) and error.errno == errno.EFBIG  # a bound of ours
-    if isinstance(known := shortage(error), DiskFull) and not too_large:
-        return known
     return DocumentError("the document cannot be read", detail=f"{type(error).__name__}: {error}"[:2000])
 
 
@@ -134,8 +128,6 @@ def main(arguments: list[str]) -> None:
     """Answer requests until the server closes the socket."""
     descriptor, parser, memory = int(arguments[0]), arguments[1], int(arguments[2])
     yield_thread()
-    # where its disk is full, Python would take another folder, one that others use too
-    tempfile.tempdir = os.environ["TMPDIR"]
     refused = confine()  # first: it needs a process with one thread
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
     connection = socket.socket(fileno=descriptor)

@@ -26,8 +26,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ml_rag import __version__, priority
 from ml_rag.errors import InvalidRequest, MlRagError, PrivilegeError, QueueFull
-from ml_rag.ingest.sandbox import FOLDER_PREFIX
-from ml_rag.scratch import sweep
 from ml_rag.server.app import create_app
 from ml_rag.server.catalogue import Catalogue, ServerConfig
 from ml_rag.server.inbox import Inbox, bind_udp
@@ -298,7 +296,7 @@ def serve(
     server = catalogue.server
     os.environ[priority.VARIABLE] = str(server.background_nice)
     max_connections = _max_connections(server, _allow_descriptors())
-    sweep(_temporary_folder(), FOLDER_PREFIX)  # what a server that was killed has left
+    _name_temporary_folder()
     registry = Registry(catalogue, models_dir)
     sockets, addresses = [], []
     unix = udp = None
@@ -343,14 +341,13 @@ def serve(
             unix.remove()
 
 
-def _temporary_folder() -> str:
+def _name_temporary_folder() -> None:
     """Where temporary files go. Python itself names no folder where each of them is full; the server still answers."""
     try:
-        return tempfile.gettempdir()
+        tempfile.gettempdir()
     except FileNotFoundError:
         tempfile.tempdir = os.environ.get("TMPDIR", "/tmp")  # noqa: S108 - what Python would have tried next
         log.warning("no room for temporary files in %s: no large document can be loaded", tempfile.tempdir)
-        return tempfile.tempdir
 
 
 def _allow_descriptors() -> int:

@@ -212,6 +212,46 @@ def test_ocr_reads_a_plain_image(kind: str) -> None:
     assert [(block.text, block.metadata) for block in document.blocks] == [("Grebes dive", {})]
 
 
+@pytest.mark.parametrize("mode", ["1", "P", "RGBA", "LA", "CMYK", "I", "I;16"])
+def test_ocr_reads_pictures_of_all_modes(mode: str) -> None:
+    import shutil
+
+    from PIL import Image, ImageOps
+
+    from ml_rag.ingest.formats.ocr import read_image
+
+    if shutil.which("tesseract") is None:
+        pytest.skip("tesseract is not installed")
+    grey = Image.open(BytesIO(picture("Grebes dive", "PNG")))
+    if mode in ("RGBA", "LA"):  # black all over, and what is not text is transparent
+        image = Image.merge("LA", (Image.new("L", grey.size), ImageOps.invert(grey))).convert(mode)
+    elif mode.startswith("I"):  # of 16 bits
+        image = grey.convert("I").point(lambda value: value * 257).convert(mode)
+    else:
+        image = grey.convert("RGB").convert(mode)
+    assert read_image(image, "en") == "Grebes dive"
+
+
+def test_ocr_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    from PIL import Image
+
+    from ml_rag.ingest.formats import ocr
+
+    if shutil.which("tesseract") is None:
+        pytest.skip("tesseract is not installed")
+    monkeypatch.setattr(ocr, "_as_png", lambda _: b"no picture")
+    with pytest.raises(DocumentError, match="OCR has failed") as caught:
+        ocr.read_image(Image.new("L", (9, 9)), "en")
+    assert caught.value.detail
+    monkeypatch.undo()
+    monkeypatch.setattr(ocr, "_TIMEOUT", 0.001)
+    with pytest.raises(DocumentError, match="OCR has failed") as caught:
+        ocr.read_image(Image.new("L", (9, 9)), "en")
+    assert "took longer" in (caught.value.detail or "")
+
+
 def test_ocr_reads_each_page_of_a_tiff_and_finds_blank_images_blank() -> None:
     import shutil
 

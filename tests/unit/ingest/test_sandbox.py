@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import tempfile
-import threading
 import time
 from base64 import b64encode
 from dataclasses import replace
@@ -24,7 +23,6 @@ from ml_rag.ingest import sandbox
 from ml_rag.ingest.formats.pictures import MAX_BYTES, MAX_PICTURES
 from ml_rag.ingest.sandbox import Job, ModelTokenizer
 from ml_rag.ingest.split import Chunking
-from ml_rag.scratch import Scratch
 from support.processes import wait_until
 from support.sandboxing import PLAIN, Make, ask, fails, is_alive, job, pid
 
@@ -89,26 +87,6 @@ def test_a_child_reads_documents_of_one_role(make: Make) -> None:
     # each has taken the place of the one before
     assert pid(sandbox, role="bob") == pids["bob"]
     wait_until(lambda: not is_alive(pids["alice"]) and not is_alive(pids[None]))
-
-
-def test_the_next_role_does_not_wait_until_the_files_of_the_one_before_are_removed(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    is_answered, removed = threading.Event(), threading.Event()
-    former = Scratch.remove
-
-    def remove(folder: Scratch) -> None:
-        is_answered.wait(60)
-        former(folder)
-        removed.set()
-
-    monkeypatch.setattr(Scratch, "remove", remove)
-    made = make()
-    pid(made, role="alice")
-    pid(made, role="bob")
-    assert not removed.is_set()
-    is_answered.set()
-    assert removed.wait(60)
 
 
 def test_roles_that_take_turns_keep_their_children(make: Make) -> None:
@@ -341,22 +319,20 @@ def test_what_a_parser_prints_does_no_harm(make: Make, capfd: pytest.CaptureFixt
     assert capfd.readouterr() == ("", "")
 
 
-def test_cancelling_kills_the_child_and_its_children(
-    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_cancelling_kills_the_child_and_its_children(make: Make) -> None:
     sandbox = make()
     child = pid(sandbox)
+    started = Path(f"/proc/{child}/task/{child}/children")
 
     async def main() -> tuple[float, int]:
-        task = asyncio.create_task(sandbox.run(job(b"!child pid")))
-        while not (notes := [note.read_text() for note in tmp_path.glob("*/pid")]) or not notes[0]:
+        task = asyncio.create_task(sandbox.run(job(b"!child")))
+        while not (found := started.read_text().split()):
             await asyncio.sleep(0.01)
         began = time.monotonic()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        return began, int(notes[0])
+        return began, int(found[0])
 
     began, grandchild = asyncio.run(main())
     wait_until(lambda: not is_alive(child) and not is_alive(grandchild), 5)
