@@ -182,6 +182,26 @@ def test_poison_rows_hold_nobody_up(notes: Connection, models: ModelsServer) -> 
     assert_segments_in_step(notes, "notes")
 
 
+@pytest.mark.parametrize("mode", ["deferred", "immediate"])
+def test_texts_of_very_many_segments_are_written_one_after_the_other(
+    owner: Connection, models: ModelsServer, mode: str
+) -> None:
+    """So that neither the vectors of a batch are held at once nor one value has them all."""
+    owner.execute(NOTES)
+    create(owner, "notes", "{body}", destination="table", mode=mode)
+    owner.execute(
+        "INSERT INTO notes SELECT i, 't', repeat(E'a\n\n', CASE WHEN i < 3 THEN 34000 ELSE 2 END)"
+        " FROM generate_series(1, 4) AS i"
+    )
+    if mode == "deferred":
+        assert run(owner, "notes")["embedded"] == 4
+    assert pending(owner, "notes") == 0
+    assert owner.execute(
+        "SELECT document_id, count(*), count(segment_embedding), max(segment_number) FROM notes_segments"
+        " GROUP BY 1 ORDER BY 1"
+    ).fetchall() == [*((i, 34000, 34000, 34000) for i in (1, 2)), *((i, 2, 2, 2) for i in (3, 4))]
+
+
 @pytest.mark.parametrize("order", ["!die", "!queue"])
 def test_what_every_text_would_get_ends_the_run_and_blames_no_row(notes: Connection, order: str) -> None:
     notes.execute("INSERT INTO notes VALUES (4, 'x', %s)", (order,))

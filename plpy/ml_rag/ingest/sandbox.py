@@ -259,7 +259,7 @@ class Sandbox:
         except (EngineFailed, OSError, RuntimeError, ValueError):  # no thread can be started; it said something else
             return None
         if not missing:
-            log.info("document parsers are confined: no network, no files but their own, no privilege")
+            log.info("document parsers are confined: no network, no files but libraries, no privilege")
         return missing
 
     def _refused(self) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,12 @@ from ml_rag.backend import calls, segments
 from ml_rag.backend.jobs.column import KEPT, Column
 from ml_rag.backend.jobs.loop import COMMIT, Batch, Derived, Session, Statement, Steps, array, call, function, run
 from ml_rag.backend.jobs.node_group import NodeGroups
+from ml_rag.backend.load import INSERT_SEGMENTS
 from ml_rag.backend.retrieval.sqltext import identifier, literal
+from ml_rag.files import batches
+
+#: place of the row that it is of, number, text, metadata and vector of a segment
+_Row = tuple[str, int, str, str, str]
 
 #: rows that are embedded at once in the transaction that writes them
 _AT_ONCE = 256
@@ -81,11 +87,20 @@ class Vectorizer(Column):
         if not good:
             return None
         with calls.waiting(self.session.plpy, "ml_rag.embed", "embed", self._job["model_id"]):
-            split = segments.embed(self.session.server(), [batch["texts"][i] for i in good], self._job["request"])
-        for i, error in zip(good, split["errors"], strict=True):
+            found, failed = segments.embed(
+                self.session.server(), [batch["texts"][i] for i in good], self._job["request"]
+            )
+        for i, error in zip(good, failed, strict=False):
             errors[i] = error
-        split["texts"] = [good[n - 1] + 1 for n in split["texts"]]
-        return split
+        if len(failed) < len(good):
+            self._put_back(batch, good[len(failed)])
+        return {i: lines for i, lines in zip(good, found, strict=False) if lines}
+
+    def _put_back(self, batch: Batch, n: int) -> None:
+        """Leave all but the first n rows of a batch to the next one."""
+        self._after = batch["keys"][n - 1]
+        for column in batch.values():
+            del column[n:]
 
     def write(self, batch: Batch, made: Any) -> Steps[None]:
         yield from super().write(batch, made)
@@ -122,47 +137,60 @@ class Vectorizer(Column):
         )
         return n
 
-    def _write_segments(self, places: list[str], texts: list[str], made: dict[str, Any]) -> Steps[int]:
-        """Write the segments of rows that still have that text and that no other transaction is changing."""
+    def _write_segments(self, places: list[str], texts: list[str], made: dict[int, list[segments.Line]]) -> Steps[int]:
+        """Write the segments of rows that still have that text and that no other transaction is changing; how many."""
         job, table = self._job, self._part["name"]
-        columns = ", ".join(map(identifier, job["key"]))
-        of_free = ", ".join(f"f.{identifier(name)}" for name in job["key"])
-        schema = job["type"].rpartition(".")[0]
-        metadata = "m.metadata || f.metadata"  # which has columns of the row
+        metadata = "m.metadata::jsonb || t.metadata"  # which has columns of the row
         if job["key_types"] not in (["smallint"], ["integer"], ["bigint"]):  # a key that document_id cannot be
-            pairs = (f"{literal(name[7:])}, f.{identifier(name)}" for name in job["key"])
+            pairs = (f"{literal(name[7:])}, t.{identifier(name)}" for name in job["key"])
             metadata += f" || jsonb_build_object({', '.join(pairs)})"
-        written: int = yield from run(
-            f"""
-            WITH made AS MATERIALIZED (
-              SELECT p.n::bigint, p.number::integer, p.segment, p.metadata::jsonb AS metadata,
-                p.vector::{job["type"]} AS vector
-              FROM ROWS FROM (json_array_elements_text($1 -> 'of'), json_array_elements_text($1 -> 'numbers'),
-                json_array_elements_text($1 -> 'segments'), json_array_elements_text($1 -> 'metadata'),
-                unnest($2::{schema}.vector[])) AS p (n, number, segment, metadata, vector)
-            ), free AS MATERIALIZED (
-              SELECT t.ctid AS place, t.*, u.n
-              FROM ROWS FROM (json_array_elements_text($1 -> 'places'), json_array_elements_text($1 -> 'texts'))
-                WITH ORDINALITY AS u (place, text, n)
-              JOIN ONLY {table} AS t ON t.ctid = u.place::tid
-              WHERE u.n IN (SELECT m.n FROM made AS m) AND t.segment_embedding IS NULL
-                AND t.segment COLLATE "C" = u.text
-              FOR NO KEY UPDATE OF t SKIP LOCKED
-            ), written AS (
-              UPDATE ONLY {table} AS t SET segment = m.segment, metadata = {metadata}, segment_embedding = m.vector
-              FROM free AS f JOIN made AS m ON m.n = f.n AND m.number = 1 WHERE t.ctid = f.place
-              RETURNING 1
-            ), more AS (
-              INSERT INTO {table} ({columns}, document_id, document_name, text_hash, segment_number, segment,
-                metadata, segment_embedding)
-              SELECT {of_free}, f.document_id, f.document_name, f.text_hash, m.number, m.segment, {metadata}, m.vector
-              FROM free AS f JOIN made AS m ON m.n = f.n AND m.number > 1
-            )
-            SELECT to_json(count(*)) FROM written""",
-            vectors=made["vectors"], places=places, texts=texts, of=made["texts"],
-            **{name: made[name] for name in ("numbers", "segments", "metadata")},
+        source = (
+            "FROM ROWS FROM (json_array_elements_text($1 -> 'places'), json_array_elements_text($1 -> 'numbers'),"
+            " json_array_elements_text($1 -> 'segments'), json_array_elements_text($1 -> 'metadata'),"
+            f" unnest($2::{job['type'].rpartition('.')[0]}.vector[])) AS m (place, number, segment, metadata, vector)"
+        )
+        columns, values = (", ".join(f"{of}{identifier(name)}" for name in job["key"]) for of in ("", "t."))
+        insert = (
+            f"INSERT INTO {table} ({columns}, document_id, document_name, text_hash, segment_number, segment, metadata,"
+            f" segment_embedding) SELECT {values}, t.document_id, t.document_name, t.text_hash, m.number::integer,"
+            f" m.segment, {metadata}, m.vector::{job['type']} {source} JOIN ONLY {table} AS t ON t.ctid = m.place::tid"
+        )
+        update = (
+            f"UPDATE ONLY {table} AS t SET segment = m.segment, metadata = {metadata},"
+            f" segment_embedding = m.vector::{job['type']} {source} WHERE t.ctid = m.place::tid"
+        )
+        free = yield from run(
+            "SELECT coalesce(json_agg(f.n), '[]') FROM (SELECT u.n"
+            " FROM ROWS FROM (json_array_elements_text($1 -> 'places'), json_array_elements_text($1 -> 'texts'),"
+            f" json_array_elements_text($1 -> 'of')) AS u (place, text, n) JOIN ONLY {table} AS t"
+            ' ON t.ctid = u.place::tid WHERE t.segment_embedding IS NULL AND t.segment COLLATE "C" = u.text'
+            " FOR NO KEY UPDATE OF t SKIP LOCKED) AS f",
+            places=[places[i] for i in made], texts=[texts[i] for i in made], of=[*made],
         )  # fmt: skip
+        # the row itself last: until then it is where it was, and all that it was
+        firsts: list[_Row] = []
+        more = (row for i in map(int, free) for row in self._rows(places[i], made[i], firsts))
+        for portion in batches(((row, len(row[2]) + len(row[3]) + len(row[4])) for row in more), INSERT_SEGMENTS):
+            yield from self._write_rows(insert, portion)
+        written = yield from self._write_rows(update, firsts)
         return written
+
+    def _rows(self, place: str, lines: list[segments.Line], firsts: list[_Row]) -> Iterator[_Row]:
+        for row in segments.numbered(lines):
+            if row[0] == 1:
+                firsts.append((place, *row))
+            else:
+                yield (place, *row)
+
+    def _write_rows(self, statement: str, rows: list[_Row]) -> Steps[int]:
+        if not rows:
+            return 0
+        places, numbers, texts, metadata, vectors = map(list, zip(*rows, strict=True))
+        n: int = yield from run(
+            f"WITH written AS ({statement} RETURNING 1) SELECT to_json(count(*)) FROM written",
+            vectors=vectors, places=places, numbers=numbers, segments=texts, metadata=metadata,
+        )  # fmt: skip
+        return n
 
     def _count_truncated(self) -> Steps[None]:
         """Add to those of the vectorizer; in a short transaction, as runs wait for each other."""
@@ -260,6 +288,12 @@ class Written(Vectorizer):
         )  # fmt: skip
         self._is_through = not self._left
         return (yield from self._read_rows(*map(list, zip(*rows, strict=True)))) if rows else {}
+
+    def _put_back(self, batch: Batch, n: int) -> None:
+        self._left.insert(0, batch["keys"][n:])
+        self._is_through = False
+        for column in batch.values():
+            del column[n:]
 
     def finish(self) -> Steps[None]:
         yield from ()
