@@ -213,7 +213,7 @@ DECLARE
   _table text;
 BEGIN
   FOR _table IN
-    SELECT format('%I.%I', n.nspname, c.relname)
+    SELECT DISTINCT format('%I.%I', n.nspname, c.relname)
     FROM pg_event_trigger_dropped_objects() AS d
     JOIN pg_namespace AS n ON n.nspname = d.address_names[1]
     JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = d.address_names[2] AND c.relkind = 'r'

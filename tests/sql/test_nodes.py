@@ -1022,6 +1022,9 @@ def test_a_partitioned_store_has_node_groups_of_all_its_partitions(store: Connec
         store.execute("ALTER TABLE parts DETACH PARTITION parts_1")
     store.execute("DELETE FROM parts_1; ALTER TABLE parts DETACH PARTITION parts_1")
     assert nodes(store, "sentences", "parts") == {}
+    store.execute("CREATE TABLE parts_3 PARTITION OF parts FOR VALUES FROM (9) TO (99)")
+    store.execute("DROP TABLE parts CASCADE")  # with a foreign key for each partition
+    assert store.execute("SELECT to_regclass('parts_sentences')").fetchone() == (None,)
 
 
 # -- long texts --------------------------------------------------------------------------------------------------------
