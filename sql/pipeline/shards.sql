@@ -466,8 +466,10 @@ BEGIN
             -- as ml_rag_search has it
             WHEN 'segment_number' THEN scale((h ->> t.key)::numeric) > 0
               OR (h ->> t.key)::numeric NOT BETWEEN -2147483648 AND 2147483647
-            -- those of double precision
-            ELSE (h ->> t.key)::numeric <> 0 AND abs((h ->> t.key)::numeric) NOT BETWEEN 1e-300 AND 1e300 END
+            -- those of double precision; only the distance of an inner product is below 0
+            ELSE (h ->> t.key)::numeric <> 0 AND abs((h ->> t.key)::numeric) NOT BETWEEN 1e-300 AND 1e300
+              OR t.key = 'distance' AND (h ->> t.key)::numeric < 0
+                AND request -> 'request' ->> 'distance_metric' <> 'DOT' END
           -- by which neighbours are read
           OR t.key = 'document_key' AND store.document_id_type = ANY ('{smallint,integer,bigint}')
             AND h ->> t.key IS DISTINCT FROM h ->> 'document_id'

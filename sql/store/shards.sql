@@ -279,8 +279,9 @@ BEGIN
         CASE WHEN a.attnotnull THEN ' NOT NULL' END), ', ' ORDER BY a.attnum)
       FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
       WHERE a.attrelid = store AND a.attnum > 0 AND NOT a.attisdropped), server, schema_name, table_name);
+  -- an answer is one row; the second shows that there are more
   EXECUTE format('CREATE FOREIGN TABLE %I.%I (store oid) SERVER %I OPTIONS (schema_name %L, table_name %L, '
-    'async_capable ''true'')', _schema, ml_rag._calls_name(_name), server, schema_name,
+    'async_capable ''true'', fetch_size ''1'')', _schema, ml_rag._calls_name(_name), server, schema_name,
       concat(table_name, '_shard'));
   RETURN format('%I.%I', _schema, _name)::regclass;
 END

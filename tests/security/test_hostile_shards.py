@@ -305,7 +305,7 @@ ANSWERS = [
             "document_key": ["x"],
             "segment_number": [[1], 2**31, -(2**63)],
             "segment": [None, 1],
-            "distance": ["NaN", 10**301],
+            "distance": ["NaN", 10**301, -1],
             "keyword_score": [True, 10**301],
             "score": [{}],
         }.items()
@@ -404,6 +404,9 @@ def test_statistics_that_are_none_are_refused(four: Connection, asker: Connectio
 
 def test_no_answer_and_several_are_refused(four: Connection, asker: Connection, liar: Shard) -> None:
     make_shard(liar, "b")
+    # PostgreSQL reads a hundred rows at once else, of up to 256 MB each
+    calls = "SELECT DISTINCT ftoptions FROM pg_foreign_table WHERE ftrelid::regclass::text LIKE '%_calls'"
+    assert all("fetch_size=1" in options for (options,) in four.execute(calls).fetchall())
     for call in ("statistics", "keyword"):
         lie(liar, call, "NULL")
         with error("55000", "unexpected answer of shard", "four_s0"):
