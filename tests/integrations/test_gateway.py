@@ -218,7 +218,10 @@ def streamed(client: OpenAI, question: str, model: str = "one") -> Streamed:
 
 def writing(boats: Gateway, **config: Any) -> AbstractContextManager[OpenAI]:
     """The client of a gateway whose model takes 50 ms a token."""
-    models = {"one": {"n_citations": 4, **SLOW}, "checked": {"n_citations": 4, **SLOW, "grounding": {}}}
+    models = {
+        "one": {"n_citations": 4, **SLOW, "prompt": {"citation_style": "numbered"}},
+        "checked": {"n_citations": 4, **SLOW, "grounding": {}},
+    }
     return boats.other(models, **config)
 
 
@@ -463,7 +466,9 @@ def test_names_of_very_many_folders_hold_up_nobody() -> None:
 
 
 async def test_a_marker_without_end_holds_up_nobody() -> None:
-    document = {"citations": [{"document_name": "a"}, {"document_name": "b"}]}
+    document = {
+        "citations": [{"document_name": "a"}, {"document_name": "b"}], "retrieval_info": {"citation_style": "numbered"},
+    }  # fmt: skip
     pieces = Pieces(Config({}))
     pieces.queue = asyncio.Queue()
     text = f"[{'1, ' * 100_000}1] [{'1, ' * 99}2]"
@@ -676,6 +681,23 @@ def test_what_each_sentence_stands_on(db: Database, boats: Gateway) -> None:
             place = annotation.url_citation
             cited = "[1]" if marked else "Hotels are free for staff."
             assert text[place.start_index : place.end_index] == cited
+
+
+def test_a_number_of_a_document_is_no_marker(db: Database, boats: Gateway) -> None:
+    said = "Whales sing at night [2]."
+    texts = {"https://example.org/a": said, "https://example.org/b": "Seals are whales' neighbours."}
+    rows = [(name, n, 1, text, fake_embedding(text)) for n, (name, text) in enumerate(texts.items(), 1)]
+    create_store(db.connect(), "public.sea", rows, "vector(16)")
+    options: Any = {
+        "vector_store": ["public.sea"], "n_citations": 2, "model_options": {"model_id": "extractive"}, "grounding": {},
+    }  # fmt: skip
+    with boats.other({"sea": options}) as client:
+        message = ask(client, "When do whales sing at night?", "sea").choices[0].message
+    assert message.content == said
+    places = {one.url_citation.url: one.url_citation for one in message.annotations or []}
+    first, second = (places[name] for name in texts)
+    assert said[first.start_index : first.end_index] == said
+    assert second.start_index == len(said)
 
 
 def test_numbers_in_json_are_not_markers() -> None:

@@ -24,7 +24,7 @@ class Pieces:
         #: all of them together
         self.text = ""
         self._config, self._held = config, ""
-        #: of each citation's document
+        #: of each citation's document, where markers refer to citations
         self._numbers: list[int] | None = None
 
     async def add(self, document: Mapping[str, Any], piece: str) -> None:
@@ -34,10 +34,16 @@ class Pieces:
         ready = text if begun is None else text[: begun.start()]
         self._held = text[len(ready) :]
         if self._numbers is None:
-            _, self._numbers = sources(document.get("citations") or [], self._config.document_url)
+            _, numbers = sources(document.get("citations") or [], self._config.document_url)
+            self._numbers = numbers if has_markers(document) else []
         if ready := renumbered(ready, self._numbers):
             self.text += ready
             await self.queue.put(ready)
+
+
+def has_markers(document: Mapping[str, Any]) -> bool:
+    """Whether the model was asked for markers that refer to citations."""
+    return document["retrieval_info"].get("citation_style") == "numbered"
 
 
 @dataclass(frozen=True)
@@ -73,8 +79,8 @@ class Answer:
             for citation, number in zip(citations, numbers, strict=True)
         ]
         rest["sources"] = [asdict(one) for one in found]
-        # what looks like a marker in JSON is an array
-        markers = [] if asked.is_json else numbers
+        # elsewhere what looks like a marker is a document's own, or in JSON an array
+        markers = numbers if has_markers(document) and not asked.is_json else []
         claims = []
         if (grounding := document["retrieval_info"].get("grounding")) is not None:
             grounding = grounded(grounding, text, numbers, markers)
@@ -85,7 +91,7 @@ class Answer:
             text=text if asked.is_json else text + listed(found, config.citations),
             # an abstention, which is not JSON
             is_refusal=asked.is_json and finish == "stop" and not _is_json(text),
-            annotations=url_citations(text, found, claims, has_markers=not asked.is_json),
+            annotations=url_citations(text, found, claims, has_markers=bool(markers)),
             finish_reason=finish,
             prompt_tokens=usage.get("prompt_tokens") or 0,
             generated_tokens=usage.get("generated_tokens") or 0,
