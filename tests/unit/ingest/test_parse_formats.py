@@ -233,6 +233,12 @@ def test_rtf_in_another_code_page() -> None:
     assert parse("a.rtf", r"{\rtf1{\info{\title Café}} café}".encode("cp1252")).metadata == {"title": "Café"}
 
 
+def test_pictures_in_markdown_are_no_text() -> None:
+    data = "data:image/png;base64," + "iVBORw0KGgo" * 1000
+    text = f"![a boat]({data})\n\n![][image1]\n\n[image1]: <{data}>\n\nnot data:image/png;base64,abc"
+    assert only("a.md", text) == "![a boat]()\n\n![][image1]\n\n[image1]: <>\n\nnot data:image/png;base64,abc"
+
+
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
@@ -933,6 +939,7 @@ def test_mail_has_all_texts_of_what_is_signed_or_mixed_within() -> None:
     [
         (parts("alternative", "Content-Type: text/calendar\n\nBEGIN:VCALENDAR"), "text/calendar"),
         ("Content-Type: application/pkcs7-mime; name=smime.p7m\n\nMIIB", "application/pkcs7-mime"),
+        ("Content-Type: application/ms-tnef; name=winmail.dat\n\nx", "application/ms-tnef"),
         (parts("mixed", plain("lost")).replace("--", "=="), "multipart/mixed"),
         (parts("mixed", plain(" "), "Content-Type: a/b; name=a.pdf\n\n%PDF", "Content-Type: a/b\n\n "), None),
         (parts("related", "Content-Type: text/html\n\n<img>", "Content-Type: image/png\n\nPNG"), None),
@@ -979,6 +986,8 @@ INNER = f"Subject: t\nFrom: Ann\n{parts('mixed', plain('two', ATTACHED))}".encod
         (parts("related", parts("alternative", plain("one")), plain("two")), "one\n\ntwo"),
         (parts("parallel", plain("one"), plain("two")), "one\n\ntwo"),
         (f"Content-Type: text/html\n\n<p>one{HIDDEN}", "one"),
+        ("Content-Type: text/html\n\n<div style='display:none'>one<p>two", "one\n\ntwo"),
+        ("Content-Type: text/html\n\n<p style='display:none; display: block; x-display:none'>one", "one"),
         (f"Content-Type: text/html\nContent-Location: http://a.b\n\n<p>one{HIDDEN}", "one\n\ntwo"),
         (
             parts("mixed", plain("one"), f"Content-Type: text/html{ATTACHED}\n\n{HIDDEN}"),

@@ -348,6 +348,7 @@ _LIST, _LIST_END = "<text:list><text:list-item>", "</text:list-item></text:list>
         ("a.rtf", rb"{\rtf1 " + b"{" * 50_000 + b"deep" + b"}" * 50_000 + b"}"),
         ("a.rtf", rb"{\rtf1 deep\par " + rb'{\field{\*\fldinst{HYPERLINK "' * 20_000 + b"}"),
         ("a.rtf", rb"{\rtf1 deep\par " + rb"\deleted x" * 100_000 + b"}"),
+        ("a.eml", b"Subject: deep\nContent-Type: text/html\n\ndeep" + b"<i style=display:none>" * 20_000),
         ("a.rtf", rb"{\rtf1 deep\par " + rb'{\field{\*\fldinst{HYPERLINK "a"}}{\x ' * 20_000 + b"}"),
         ("a.rtf", rb"{\rtf1 deep\par " + rb'{\field{\*\fldinst{HYPERLINK "a"}}{\x' + b" " * 200_000 + b"}"),
         ("a.rtf", rb"{\rtf1{\fonttbl" + rb"{\f0 A}" * 60_000 + rb"}deep\par}"),

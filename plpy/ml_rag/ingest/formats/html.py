@@ -52,6 +52,8 @@ _CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
 _SPANS = re.compile(_OPEN + r"(\d+),(\d+),")
 #: what browsers take
 _MAX_SPANS = {"colspan": 1000, "rowspan": 65_534}
+#: of a style, whose last declaration counts
+_DISPLAY = re.compile(r"(?:\A|;)\s{0,100}display\s{0,100}:\s{0,100}([\w-]{1,100})", re.IGNORECASE)
 
 
 def parse_html(_name: str, content: bytes, request: Request) -> abc.Document:
@@ -75,9 +77,16 @@ def mail_to_markdown(text: str) -> str:
     """Markdown of the HTML of a mail, without what it hides, such as the line that a list of mails shows of it. On a
     page, what is hidden is often text that a click shows."""
     soup = _soup(text)
-    for element in soup.find_all(style=re.compile(r"display\s*:\s*none", re.I)):
-        element.extract()
-    return _convert(soup)
+    for element in soup.find_all(style=_is_hidden):
+        if not element.decomposed:  # with another one
+            element.decompose()
+    # one that hides all of it has forgotten to end
+    return _convert(soup) or html_to_markdown(text)
+
+
+def _is_hidden(style: str | None) -> bool:
+    found = _DISPLAY.findall(style or "")
+    return bool(found) and found[-1].lower() == "none"
 
 
 def html_blocks(

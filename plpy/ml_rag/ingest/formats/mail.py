@@ -39,6 +39,8 @@ _QUOTED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)
 
 #: characters of a header that are parsed: Python's parser takes minutes for some of 600 kB
 _LONGEST_HEADER = 10_000
+#: of a part that is encrypted, or in Exchange's own form, whatever its name
+_CLOSED = ("pkcs7-mime", "ms-tnef")
 #: of one that each part has: more than a name of 255 characters takes
 _LONGEST_OF_PART = 2500
 
@@ -139,7 +141,7 @@ def _unread(message: Any) -> str | None:
         kind
         for part in message.walk()
         if not part.is_multipart() and (kind := part.get_content_type()) not in _TEXTS
-        if part.get_content_maintype() != "image" and (not part.get_filename() or kind.endswith("pkcs7-mime"))
+        if part.get_content_maintype() != "image" and (not part.get_filename() or kind.endswith(_CLOSED))
         if (part.get_payload(decode=True) or b"").strip()
     }
     return f"its text, which is in {', '.join(sorted(kinds))} alone" if kinds else None

@@ -25,6 +25,8 @@ _FRONT_MATTER = re.compile(
 )
 #: if it is not YAML, such as "title: Guide: how to"; no line ends with a blank
 _FRONT_KEY = re.compile(r"""["']?([\w.-]+)["']?[ \t]*:[ \t]*["']?(.*?)["']?$""")
+#: the bytes of a picture in its place, as word processors and notebooks export it
+_PICTURE = re.compile(r"data:image/[\w.+-]{1,100};base64,[A-Za-z0-9+/=]{100,}")
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _RST_UNDERLINE = re.compile(r"""^([=\-`:'"~^_*+#<>])\1{2,}$""")
 _CUE_TIME = re.compile(r"^(?:\d+:)?\d{1,2}:\d{2}[.,]\d{3}\s+-->\s+(?:\d+:)?\d{1,2}:\d{2}[.,]\d{3}.*$")
@@ -49,7 +51,7 @@ def parse_markdown(_name: str, content: bytes, request: Request) -> abc.Document
 
     Keys that every load writes are in an object of their own, ``front_matter``.
     """
-    text = clean(decode(content, request.language))
+    text = _PICTURE.sub("", clean(decode(content, request.language)))
     front = _FRONT_MATTER.match(text)
     found = _front_matter(front[1]) if front else None
     keys, left_out = _plain_keys(found) if found else ({}, [])
