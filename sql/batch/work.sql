@@ -99,7 +99,7 @@ EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
   IF _fallback IS NULL OR SQLSTATE IN ('57014', 'P0004') THEN
     RAISE;
   ELSIF SQLSTATE = '55006' THEN
-    RAISE NOTICE USING MESSAGE = SQLERRM,
+    RAISE NOTICE USING ERRCODE = '55006', MESSAGE = SQLERRM,
       DETAIL = 'What has just been written may have no nodes, as that session can be past it.',
       HINT = format('Once it is done: CALL ml_rag.refresh_node_groups(%L);', _fallback ->> 'store');
   ELSE

@@ -134,7 +134,18 @@ BEGIN
         _rows, _keys.old, _keys.new),
       format('UPDATE %s AS s SET %s, document_id = %s FROM %s WHERE %s', _segments, _keys.set,
         _keys.document_id, _rows, _keys.old)]
-    WHEN operation = 'TRUNCATE' THEN ARRAY['TRUNCATE ' || _segments] END;
+    -- with its node groups, whose keys refer to it
+    WHEN operation = 'TRUNCATE' THEN ARRAY['TRUNCATE ' || ml_rag._held_names(ml_rag._node_tables(_table))] END;
+END
+$$;
+
+CREATE FUNCTION ml_rag._held_names(tables oid[]) RETURNS text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: tables without their children as a list in SQL, once no other can have their names
+BEGIN
+  PERFORM ml_rag._hold(tables);
+  PERFORM ml_rag._refuse_foreign_schema(t) FROM unnest(tables) AS t;
+  RETURN (SELECT string_agg('ONLY ' || ml_rag._full_name(t), ', ') FROM unnest(tables) AS t);
 END
 $$;
 

@@ -434,6 +434,17 @@ def test_whoever_names_the_table_learns_which_one_its_segments_are_in(
         notes.execute(call.encode())
 
 
+def test_a_node_group_of_the_segments_is_kept_current(notes: Connection) -> None:
+    notes.execute("CALL ml_rag.create_node_group('notes_segments', 'parts', '{\"transform\": \"sentence\"}')")
+    counts = "SELECT rows, pending FROM ml_rag.node_group"
+    notes.execute("UPDATE notes SET body = 'Red boat. Blue boat.' WHERE id = 1")
+    run(notes, "notes")
+    assert notes.execute(counts).fetchall() == [(3, 0)]
+    notes.execute("TRUNCATE notes")
+    assert notes.execute(counts).fetchall() == [(0, 0)]
+    assert segments(notes) == []
+
+
 def test_a_node_group_is_dropped_before_the_vectorizer(notes: Connection) -> None:
     told = noticed(notes)
     notes.execute("CALL ml_rag.create_node_group('notes_segments', 'parts', '{\"transform\": \"sentence\"}')")

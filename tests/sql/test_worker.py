@@ -19,11 +19,11 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from ml_rag.client.metrics_server import MOST
-from ml_rag.client.worker import LOOKING, Worker
-from support.cluster import Connection, Database
+from ml_rag.client.worker import LISTED, LOOKING, Worker
+from support.cluster import Connection, Database, value_of
 from support.models_server import ModelsServer
 from support.processes import free_port, over_and_over, wait_until
-from support.vectorizers import ITEMS, assert_in_step, create, pending
+from support.vectorizers import ITEMS, assert_in_step, create, pending, run
 
 
 @contextmanager
@@ -451,6 +451,47 @@ def test_a_worker_leaves_a_table_alone_that_is_given_away_before_its_run_begins(
         assert process.stderr is not None
         assert "has another owner by now" in process.stderr.read()
     assert tenant.execute("SELECT * FROM ran").fetchall() == []
+
+
+def test_nodes_that_another_session_kept_it_from_are_made_later(db: Database, items: Connection) -> None:
+    run(items)
+    items.execute("CALL ml_rag.create_node_group('items', 'parts', '{\"transform\": \"sentence\"}')")
+    waiting = "SELECT pending FROM ml_rag.node_group"
+    other = db.connect()
+    with worker(db, "--idle", "1") as process:
+        with other.transaction():
+            other.execute("SELECT ml_rag._lock_nodes('items'::regclass, 'parts')")
+            items.execute("INSERT INTO items (id, name) VALUES (77, 'A red boat. A blue one.')")
+            wait_until(lambda: pending(items) == 0)
+            assert items.execute(waiting).fetchone() == (1,)
+        wait_until(lambda: items.execute(waiting).fetchone() == (0,))
+        # as a worker leaves them that is killed between the two
+        process.kill()
+        process.wait()
+    alive = "SELECT FROM pg_stat_activity WHERE application_name = 'ml-rag worker' AND datname = current_database()"
+    wait_until(lambda: items.execute(alive).fetchone() is None)
+    items.execute("UPDATE items SET name = 'A green boat.' WHERE id = 77")
+    with other.transaction():
+        other.execute("SELECT ml_rag._lock_nodes('items'::regclass, 'parts')")
+        run(items)
+    assert items.execute(waiting).fetchone() == (1,)
+    with worker(db, "--once") as process:
+        assert process.wait(60) == 0
+    assert items.execute(waiting).fetchone() == (0,)
+
+
+def test_tables_of_others_that_look_like_it_are_not_looked_at(db: Database, items: Connection) -> None:
+    role = db.role("tenant")
+    items.execute(f'GRANT CREATE ON SCHEMA public TO "{role}"')
+    db.connect("tenant").execute(
+        "CREATE TABLE looks (id int, segment text, segment_embedding int);"
+        "CREATE TRIGGER ml_rag_vectorizer AFTER INSERT ON looks FOR EACH STATEMENT"
+        " EXECUTE FUNCTION ml_rag._wake_workers(); ALTER TABLE looks ENABLE ALWAYS TRIGGER ml_rag_vectorizer"
+    )
+    assert items.execute("SELECT relation::text FROM ml_rag.vectorizer ORDER BY 1").fetchall() == [
+        ("items",), ("looks",),
+    ]  # fmt: skip
+    assert items.execute(LISTED).fetchall() == [(value_of(items, "SELECT 'items'::regclass::oid"), "items")]
 
 
 def test_where_no_server_answers_the_dsn_is_named() -> None:

@@ -33,8 +33,15 @@ if TYPE_CHECKING:
 LOOKING = 0.1
 #: seconds after the first failure, twice as long after each further one, up to the last
 BACKOFF = (1.0, 300.0)
-#: the tables; what one of them has, if it can be read
-_LISTED = "SELECT v::bigint, v::regclass::text FROM unnest(ml_rag._vectorized()) AS v ORDER BY 1"
+#: the tables of trusted owners, since any role can make thousands that look like it; what one has, if it can be read
+LISTED = """SELECT c.oid::bigint, c.oid::regclass::text
+FROM unnest(ml_rag._vectorized()) AS v JOIN pg_class AS c ON c.oid = v
+WHERE c.relowner = ANY (ARRAY(SELECT o.relowner FROM (
+    SELECT DISTINCT c.relowner FROM unnest(ml_rag._vectorized()) AS v JOIN pg_class AS c ON c.oid = v) AS o
+  WHERE ml_rag._trusts(o.relowner)))
+ORDER BY 1"""
+_WITH_NODES = """SELECT r::bigint FROM unnest(%s::oid[]) AS r
+WHERE EXISTS (SELECT FROM ml_rag._node_groups(coalesce(ml_rag._segment_table(r)::oid, r)))"""
 _STATE = "SELECT v.pending, v.failed FROM ml_rag._vectorizers(%s::oid) AS v WHERE v.pending IS NOT NULL"
 #: the owner of what a run fills, if those of it and of the table are trusted, as ml_rag.vectorizer asks it
 _OWNER = """SELECT pg_get_userbyid(c.relowner) FROM pg_class AS c
@@ -104,6 +111,9 @@ class Worker:
     work: Task | None = None
     #: rows that it is done with
     done: int = 0
+    #: tables whose node groups another session was at when theirs were to be filled, and at first all that have some: a
+    #: worker that was killed may have left them
+    unfilled: set[int] | None = None
     #: by the step that failed, and the table
     backoffs: dict[tuple[str, int], Backoff] = field(default_factory=dict)
 
@@ -164,7 +174,9 @@ class Worker:
     def turn(self, connection: psycopg.Connection[Any], *, once: bool) -> bool:
         """A turn at each table where something waits; whether anything was done."""
         refuse_borrowed_role(connection, PIN)  # the extension may have been dropped
-        listed = dict(connection.execute(_LISTED).fetchall())
+        listed = dict(connection.execute(LISTED).fetchall())
+        if self.unfilled is None:
+            self.unfilled = {row[0] for row in connection.execute(_WITH_NODES, [[*listed]])}
         states = []
         for relation, name in listed.items():
             look = partial(connection.execute, _STATE, (relation,))
@@ -176,7 +188,7 @@ class Worker:
             self.work.tell(self.done, self.done + sum(pending for _, _, pending, _ in states))
         done = False
         for relation, name, pending, _ in states:
-            if not pending:
+            if not pending and relation not in self.unfilled:
                 continue
             began = time.monotonic()
             embed = partial(self.embed, connection, relation, name)
@@ -217,12 +229,23 @@ class Worker:
 
     def embed(self, connection: psycopg.Connection[Any], relation: int, name: str) -> bool:
         """A few batches of one table; whether there were any. None of one that was given away since it was listed."""
+        assert self.unfilled is not None
+        self.unfilled.discard(relation)
         trusted = connection.execute(_OWNER, {"relation": relation}).fetchone()
         if trusted is None:
             return False
         # what is given away from here on is not run
         options = Jsonb({"batches": self.batches, "owner": trusted[0]})
-        row = connection.execute("CALL ml_rag.run_vectorizer(%s::oid::regclass, %s)", (relation, options)).fetchone()
+        told: list[str | None] = []
+        note = lambda diagnostic: told.append(diagnostic.sqlstate)  # noqa: E731 - it is removed again
+        connection.add_notice_handler(note)
+        try:
+            call = "CALL ml_rag.run_vectorizer(%s::oid::regclass, %s)"
+            row = connection.execute(call, (relation, options)).fetchone()
+        finally:
+            connection.remove_notice_handler(note)
+        if "55006" in told:  # by which time that session may be past what this run has embedded
+            self.unfilled.add(relation)
         assert row is not None
         result: dict[str, Any] = row[0]
         self.done += result["embedded"] + result["failed"]

@@ -112,7 +112,7 @@ class NodeGroups(Derived):
                 hint = f"Its owner should CALL ml_rag.refresh_node_groups({name});"
                 self.session.plpy.notice(f'node groups of "{self._relation}" are not filled', hint=hint)
             # the documents are loaded, whatever becomes of their nodes
-            self.session.fallback = self.session.fallback or {"result": {}, "store": self._relation}
+            self.session.fallback = {"result": {}, **(self.session.fallback or {}), "store": self._relation}
 
     def enter(self, step: str) -> Steps[None]:
         if step == "make":

@@ -255,7 +255,7 @@ class Vectorizer(Column):
 
     def followed_by(self, result: dict[str, Any]) -> Derived | None:
         self.session.fallback = {"result": result, "store": self.relation}
-        return NodeGroups(replace(self.session, routine="fill_node_groups", given=json.dumps([self._job["relation"]])))
+        return NodeGroups(replace(self.session, routine="fill_node_groups", given=json.dumps([self._job["store"]])))
 
 
 class Written(Vectorizer):
