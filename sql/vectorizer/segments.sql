@@ -72,6 +72,7 @@ DECLARE
   -- the relation that has rows as they are by now, n, and the condition that n has the key of o, a row of the
   -- statement
   _now text;
+  _check text;
   _same text := ml_rag._same_key('n', _source.key, 'o', _source.key);
   _rows CONSTANT text := '(SELECT ($1).*) AS o, (SELECT ($2).*) AS n';
 BEGIN
@@ -94,6 +95,9 @@ BEGIN
     PERFORM ml_rag._refuse_foreign_trigger(relation, _table);
   END IF;
   _segments := 'ONLY ' || ml_rag._full_name(_table);
+  -- the statement before has waited for rows, perhaps
+  _check := format('SELECT ml_rag._check_names(%L); ', jsonb_build_object(ml_rag._full_name(_table),
+    _table::oid::bigint, ml_rag._full_name(relation), relation::oid::bigint));
   -- the key of the segments is that of the source, and the number
   SELECT string_agg(quote_ident(u.key), ', ' ORDER BY u.place) AS segments,
     string_agg(format('n.%I', u.source), ', ' ORDER BY u.place) AS source,
@@ -121,18 +125,18 @@ BEGIN
       format('WITH locked AS MATERIALIZED (SELECT FROM %s AS s, %s OR %s OR %s) FOR UPDATE OF s)'
         ' SELECT FROM locked UNION ALL SELECT %s', _segments, _stale, _other_name,
         (operation = 'INSERT')::text, _missing),
-      format('DELETE FROM %s AS s USING %s)', _segments, _stale),
-      format('UPDATE %s AS s SET document_name = %s, metadata = s.metadata || %s'
-        ' FROM %s AS o JOIN %s AS n ON %s WHERE %s AND %s', _segments, _name, _metadata, _written, _now,
+      format('%sDELETE FROM %s AS s USING %s)', _check, _segments, _stale),
+      format('%sUPDATE %s AS s SET document_name = %s, metadata = s.metadata || %s'
+        ' FROM %s AS o JOIN %s AS n ON %s WHERE %s AND %s', _check, _segments, _name, _metadata, _written, _now,
         _same, _keys.new, _other_name),
-      concat(_insert, ' ', _missing)]
+      concat(_check, _insert, ' ', _missing)]
     WHEN operation = 'KEY' THEN ARRAY[
       format('SELECT FROM %s AS s, %s WHERE %s OR %s FOR UPDATE OF s', _segments, _rows, _keys.old,
         _keys.new),
       -- a statement within this one has made those of the new key
-      format('DELETE FROM %s AS s USING %s WHERE %s AND EXISTS (SELECT FROM %1$s AS s WHERE %4$s)', _segments,
-        _rows, _keys.old, _keys.new),
-      format('UPDATE %s AS s SET %s, document_id = %s FROM %s WHERE %s', _segments, _keys.set,
+      format('%sDELETE FROM %s AS s USING %s WHERE %s AND EXISTS (SELECT FROM %2$s AS s WHERE %5$s)', _check,
+        _segments, _rows, _keys.old, _keys.new),
+      format('%sUPDATE %s AS s SET %s, document_id = %s FROM %s WHERE %s', _check, _segments, _keys.set,
         _keys.document_id, _rows, _keys.old)]
     -- with its node groups, whose keys refer to it
     WHEN operation = 'TRUNCATE' THEN ARRAY['TRUNCATE ' || ml_rag._held_names(ml_rag._node_tables(_table))] END;

@@ -6,9 +6,10 @@ import contextlib
 import json
 from typing import Any, LiteralString
 
+import psycopg
 import pytest
 
-from support.cluster import Connection, Database, is_waiting, noticed
+from support.cluster import Connection, Database, is_waiting, noticed, value_of
 from support.models_server import ModelsServer
 from support.processes import Background, wait_until
 from support.schema import SqlModel
@@ -113,6 +114,159 @@ def test_segments_while_their_trigger_waits_for_a_catalog(
         ("rope",),
         ("tent",),
     ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE kb.items SET name = 'other' WHERE id = 1", "UPDATE kb.items SET id = 7 WHERE id = 1",
+        "DELETE FROM kb.items WHERE id = 1",
+        "INSERT INTO kb.items VALUES (1, 'other') ON CONFLICT (id) DO UPDATE SET name = 'other'",
+    ],
+)  # fmt: skip
+def test_segments_while_their_trigger_waits_for_a_row(
+    db: Database, owner: Connection, taker: Connection, models: ModelsServer, change: LiteralString
+) -> None:
+    """Its other statements follow that one."""
+    make_items(owner, destination="table")
+    owner.execute("GRANT ALL ON kb.items TO PUBLIC")
+    writer, locker = db.connect("asker"), db.connect()
+    said = noticed(writer)
+    locker.execute("BEGIN; SELECT FROM kb.items_segments FOR UPDATE")
+    written = Background(lambda: writer.execute(change))
+    wait_until(lambda: is_waiting(db, writer))
+    exchange(owner, taker, "a table", items_segments=SEGMENTS, items=ITEMS)
+    locker.execute("ROLLBACK")
+    with error("42P01", "does not exist any more"):
+        written.result()
+    assert said == []
+    assert owner.execute("SELECT source_id, segment FROM former.items_segments").fetchall() == [(1, "lamp")]
+
+
+def test_nodes_while_their_rows_are_waited_for(
+    db: Database, owner: Connection, taker: Connection, models: ModelsServer
+) -> None:
+    make_items(owner)
+    owner.execute("CALL ml_rag.create_node_group('kb.items', 'parts', '{\"transform\": \"sentence\"}')")
+    owner.execute("UPDATE kb.items SET name = 'tent'")
+    columns = value_of(
+        owner,
+        "SELECT string_agg(format('NULL::%s AS %I', format_type(a.atttypid, a.atttypmod), a.attname), ', ')"
+        " FROM pg_attribute AS a WHERE a.attrelid = 'kb.items_parts'::regclass AND a.attnum > 0",
+    )
+    caller, locker = db.connect(), db.connect()
+    said = noticed(caller)
+    locker.execute("BEGIN; SELECT FROM kb.items_parts FOR UPDATE")
+    filled = Background(lambda: caller.execute("CALL ml_rag.refresh_node_groups('kb.items')"))
+    wait_until(lambda: is_waiting(db, caller))
+    exchange(owner, taker, "a table", items_parts=columns, items=ITEMS)
+    locker.execute("ROLLBACK")
+    with error("42P01", "does not exist any more"):
+        filled.result()
+    assert said == []
+
+
+@pytest.mark.parametrize("role", ["asker", None])
+def test_a_store_while_another_one_is_searched_by_itself(
+    db: Database, owner: Connection, taker: Connection, role: str | None
+) -> None:
+    """After an error of the statement, to find out whose it is."""
+    vector = fake_embedding("zebra")
+    owner.execute("CREATE SCHEMA aaa; GRANT USAGE ON SCHEMA aaa TO PUBLIC")
+    for name in ("aaa.base", "kb.docs"):
+        create_store(owner, name, [("d", 1, 1, "zebra", vector)], "vector(16)")
+    owner.execute(
+        "CREATE SEQUENCE aaa.s; GRANT ALL ON aaa.s TO PUBLIC; COMMENT ON COLUMN aaa.base.segment_embedding IS NULL;"
+        "CREATE FUNCTION aaa.wait() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN"
+        " IF nextval('aaa.s') > 1 THEN PERFORM pg_advisory_xact_lock(4711); END IF; RAISE EXCEPTION 'not now'; END $$;"
+        "CREATE VIEW aaa.slow AS SELECT * FROM aaa.base WHERE aaa.wait();"
+        "COMMENT ON COLUMN aaa.slow.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed';"
+        "GRANT SELECT ON aaa.slow, kb.docs TO PUBLIC"
+    )
+    taker.execute("CREATE SCHEMA planted; GRANT USAGE ON SCHEMA planted TO PUBLIC")
+    create_store(taker, "planted.docs", [("e", 1, 1, "false", vector)], "vector(16)")
+    taker.execute(
+        "GRANT SELECT ON planted.docs TO PUBLIC; ALTER TABLE planted.docs ENABLE ROW LEVEL SECURITY;"
+        "CREATE POLICY p ON planted.docs USING (own.evil(1)); CREATE INDEX ON planted.docs ((own.evil(3)))"
+    )
+    asker, locker = db.connect(role), db.connect()
+    said = noticed(asker)
+    locker.execute("SELECT pg_advisory_lock(4711)")
+    found = Background(lambda: search(asker, "zebra", {"query_embedding": vector}))
+    wait_until(lambda: is_waiting(db, asker))
+    owner.execute("ALTER SCHEMA kb RENAME TO former")
+    taker.execute("ALTER SCHEMA planted RENAME TO kb")
+    locker.execute("SELECT pg_advisory_unlock(4711)")
+    assert [row[5] for row in found.result()] == ["zebra"]
+    assert [one for one in said if "ran as" in str(one)] == []
+
+
+SEARCHES: dict[str, dict[str, Any]] = {
+    "words": {"keyword_search": True, "semantic_search": False},
+    "hybrid": {"keyword_search": True},
+    "filters": {"filters": {"document_id": {"gt": 0}}},
+    "filters and words": {"filters": {"document_id": {"gt": 0}}, "keyword_search": True},
+    "required": {"required_keywords": ["zebra"]},
+    "explain": {"explain": True},
+    "explain words": {"explain": True, "keyword_search": True},
+    "nothing": {"filters": {"a": 5}},
+    "nodes": {"arms": [{"search": "semantic", "in": "parts"}]},
+}
+
+
+@pytest.mark.parametrize("how", SEARCHES)
+def test_a_store_while_another_one_is_read(
+    db: Database, owner: Connection, taker: Connection, models: ModelsServer, how: str
+) -> None:
+    """At each of its rows that is read: before the statement, in it and after it."""
+    vector = fake_embedding("zebra")
+    owner.execute(
+        "CREATE SCHEMA aaa; GRANT USAGE ON SCHEMA aaa TO PUBLIC; CREATE SEQUENCE aaa.s; GRANT ALL ON aaa.s TO PUBLIC"
+    )
+    for name in ("aaa.slow", "kb.docs"):
+        create_store(owner, name, [("d", 1, 1, "zebra stripes", vector)], "vector(16)")
+        owner.execute(f"SELECT ml_rag.enable_keyword_search('{name}')".encode())
+    owner.execute("CALL ml_rag.create_node_group('kb.docs', 'parts', '{\"transform\": \"sentence\"}')")
+    owner.execute("CALL ml_rag.create_node_group('aaa.slow', 'parts', '{\"transform\": \"sentence\"}')")
+    owner.execute(
+        "CREATE FUNCTION aaa.wait() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN"
+        " IF nextval('aaa.s') = current_setting('test.at')::bigint THEN PERFORM pg_advisory_xact_lock(4711); END IF;"
+        " RETURN true; END $$;"
+        "CREATE POLICY p ON aaa.slow USING (aaa.wait()); ALTER TABLE aaa.slow ENABLE ROW LEVEL SECURITY;"
+        "GRANT SELECT ON ALL TABLES IN SCHEMA aaa TO PUBLIC; GRANT SELECT ON ALL TABLES IN SCHEMA kb TO PUBLIC"
+    )
+    columns = (
+        "'e' AS document_name, '{}'::jsonb AS metadata, 1::bigint AS document_id, 1 AS segment_number,"
+        f" 'zebra FALSE' AS segment, '{json.dumps(vector)}'::public.vector(16) AS segment_embedding"
+    )
+    taker.execute("CREATE SCHEMA planted; GRANT USAGE ON SCHEMA planted TO PUBLIC")
+    taker.execute(
+        f"CREATE TABLE planted.docs AS SELECT {columns}; GRANT ALL ON planted.docs TO PUBLIC;"
+        "ALTER TABLE planted.docs ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON planted.docs USING (own.evil(2));"
+        "CREATE INDEX ON planted.docs ((own.evil(3)))".encode()
+    )
+    locker = db.connect()
+    for at in range(1, 20):
+        asker = db.connect("asker")
+        asker.execute(f"SET test.at = {at}".encode())
+        owner.execute("SELECT setval('aaa.s', 1, false)")
+        said = noticed(asker)
+        locker.execute("SELECT pg_advisory_lock(4711)")
+        found = Background(lambda: search(asker, "zebra", {"query_embedding": vector, **SEARCHES[how]}))  # noqa: B023
+        wait_until(lambda: found.ended or is_waiting(db, asker))  # noqa: B023
+        if not (has_ended := found.ended):
+            owner.execute("ALTER SCHEMA kb RENAME TO former")
+            taker.execute("ALTER SCHEMA planted RENAME TO kb")
+        locker.execute("SELECT pg_advisory_unlock(4711)")
+        with contextlib.suppress(psycopg.Error):
+            assert "FALSE" not in str(found.result())
+        assert [one for one in said if "ran as" in str(one)] == []
+        if has_ended:
+            break
+        taker.execute("ALTER SCHEMA kb RENAME TO planted")
+        owner.execute("ALTER SCHEMA former RENAME TO kb")
+        asker.close()
+    assert at > 1
 
 
 @pytest.mark.parametrize("nested", ["", "PERFORM ml_rag.discover();"])

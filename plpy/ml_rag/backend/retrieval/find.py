@@ -91,6 +91,8 @@ class Finder:
         self._without: dict[int, list[Store]] = {}
         #: how often the search was begun again for an error that does not come again
         self._retries = 0
+        #: what option explain tells of the search
+        self._explained: list[dict[str, Any]] = []
         #: stores whose keyword index cannot be used, and why
         self._broken: dict[Store, str] = {}
 
@@ -202,7 +204,12 @@ class Finder:
         except self._plpy.SPIError as e:
             self._find_culprit(search, sources, stores, e)
             raise
-        return Found(row, sources, search, self._context.settings)
+        found = Found(row, sources, search, self._context.settings)
+        if request.explains:
+            self._context.after_pause()
+            # EXPLAIN is none of the statements that may be of one moment with others
+            self._explained = rights.now(self._plpy, lambda: explain.steps(self._context, found, self.failures))
+        return found
 
     def _arms(self, search: Search, sources: list[Source], stores: list[Store]) -> list[Source]:
         has_found = False
@@ -395,7 +402,6 @@ class Finder:
         """Which store an error of the statement comes from: each is searched by itself. Raises what follows from it."""
         if ends(error) or sqlstate(error) == "40001":
             raise error
-        self._context.after_pause()  # servers can have been waited for
         left: list[Store] = []
         for i, source in enumerate(sources, 1):
             failure = self._failure_of(search, source, i)
@@ -427,6 +433,7 @@ class Finder:
 
     def _failure_of(self, search: Search, source: Source, i: int) -> dict[str, Any] | None:
         """Why a store cannot be searched by itself."""
+        self._context.after_pause()
         shape = search.shape._replace(told="")
         text = search.alone(_alone(search.values, i)).text([source], shape)
         failure = _run(self._plpy, "failure of", json.dumps(self.record(source.store)), text)[0]["failure"]
@@ -450,7 +457,7 @@ class Finder:
             nearest = found.row.get("nearest")
             self._trace.step("search", {"nearest": nearest and float(nearest)})
             return
-        self._trace.steps += explain.steps(self._context, found, self.failures)
+        self._trace.steps += self._explained
 
     def record(self, store: Store) -> dict[str, Any]:
         """The record ml_rag.store."""

@@ -205,6 +205,8 @@ class Search:
         self.facts: dict[tuple[str, str], dict[str, Any]] = {}
         #: how often the statement has been run
         self.reads = 0
+        #: whether something was read since the names of the stores were made
+        self._has_read = False
 
     # -- before the statement -----------------------------------------------------------------------------------------
 
@@ -262,6 +264,7 @@ class Search:
             is_estimated = not arm.in_nodes and arm.kind.has_index and not (arm.kind == KEYWORD and store.is_secured)
             found = self._kinds.get(store)
             rows = found["rows"] if found and found["kind"] == "p" and not found["has_shards"] else None
+            self._look()
             self._filtered[store] = filters.of_store(
                 *(self._plpy, store, self._filters, "" if arm.in_nodes else arm.kind.stage, arm.candidates),
                 is_estimated=is_estimated,
@@ -364,6 +367,7 @@ class Search:
     def _look_up(self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int, lookup: Lookup) -> dict[str, Any]:
         """Ask the keyword index, and keep what it finds as parameters of the statement."""
         keyword, store = self._context.keyword(), source.store
+        self._look()
         while True:
             is_kept = store in _indexes
             index = self.index(store)
@@ -434,6 +438,7 @@ class Search:
         )
 
     def _find_nodes(self, inner: NodeSearch, place: int, i: int) -> None:
+        self._look()
         keys, scores = inner.find()
         self.values |= {f"keys_{place}_{i}": keys, f"scores_{place}_{i}": scores}
         self.values[f"candidates_{place}_{i}"] = inner.candidates
@@ -485,6 +490,7 @@ class Search:
         """The row of the statement, and how the stores were read in the end."""
         while True:
             self.reads += 1
+            self._look()
             ways = self.set(sources)[2:]
             reads_servers = any(map(self._reads_servers, sources))
             if reads_servers:
@@ -495,8 +501,6 @@ class Search:
             failed = [one for one in zip(self.searched(sources), row["checks"], strict=True) if one[1]]
             if not failed:
                 return row, sources
-            if reads_servers:
-                self._context.after_pause()
             again = [source._replace(searches=list(source.searches)) for source in sources]  # type: ignore[arg-type]
             is_again = False
             for (place, i), check in failed:
@@ -511,6 +515,13 @@ class Search:
             if not is_again:
                 return row, sources
             sources = [source._replace(searches=tuple(source.searches)) for source in again]
+
+    def _look(self) -> None:
+        """Whether the names of what is read next are still theirs, where something was read before it; that can have
+        taken any time."""
+        if self._has_read:
+            self._context.after_pause()
+        self._has_read = True
 
     def alone(self, values: dict[str, Any]) -> Search:
         """The same with other parameters."""
@@ -646,6 +657,7 @@ class Search:
         if (own := self.vectors.own.get((1 + self.shape.arms.index(arm), None))) is not None:
             vectors.own[1, None] = own
         search = Search(self._context, request, self.question, vectors, {}, corpus)
+        search._has_read = True
         search._kinds, search._filtered = self._kinds, self._filtered
         search.values |= {name: value for name, value in self.values.items() if name.startswith("filter")}
         source, one = arm.kind.look_up(search, source, arm, asked, 1, 1)
@@ -693,6 +705,7 @@ class NodeSearch:
             shape=shape, arms=(self._asked._replace(node_group=None),), is_filtered=False, values={}
         )
         search = Search(outer._context, request, outer.question, Vectors(vector), {})
+        search._has_read = True
         source = Source(self._nodes)
         filtered = outer._filtered.get(self._source.store)
         if filtered is not None:
