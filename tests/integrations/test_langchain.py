@@ -21,7 +21,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 
 from ml_rag.errors import MlRagError
 from ml_rag.integrations.langchain import MlRagChatMessageHistory, MlRagRetriever, MlRagVectorStore, filters
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.processes import wait_until
 from support.stores import as_text, create_store, error, fake_embedding
 
@@ -304,6 +304,25 @@ def test_a_store_is_made_once_and_found_again(asker_dsn: str, boats: MlRagVector
     again.delete()
     assert again.similarity_search("boat") == []
     again.close()
+
+
+def test_a_row_that_was_loaded_is_replaced_by_the_id_that_it_was_read_with(
+    db: Database, owner: Connection, boats: MlRagVectorStore
+) -> None:
+    text = "Kayaks are narrow."
+    owner.execute(
+        "INSERT INTO boats (document_name, metadata, document_id, segment_number, segment, segment_embedding)"
+        " SELECT 'k.txt', '{}', 7, n, %s, b.segment_embedding"
+        " FROM (SELECT segment_embedding FROM boats LIMIT 1) AS b, generate_series(1, 2) AS n",
+        (text,),
+    )
+    (document,) = boats.get_by_ids(["7:1"])
+    document.page_content = "Kayaks are long."
+    boats.add_documents([document])
+    assert [found.page_content for found in boats.get_by_ids(["7:1", "7:2"])] == ["Kayaks are long.", text]
+    assert value_of(owner, "SELECT count(*) FROM boats WHERE segment LIKE 'Kayaks%'") == 2
+    boats.delete(["7:1"])
+    assert [found.id for found in boats.get_by_ids(["7:1", "7:2"])] == ["7:2"]
 
 
 def test_a_store_that_was_loaded_is_read_and_not_written(db: Database, asker_dsn: str) -> None:

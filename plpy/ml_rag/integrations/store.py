@@ -205,11 +205,9 @@ class Store:
         """The same as a condition of option ``filters``, of ids that are given."""
         documents: dict[int, list[int]] = {}
         segments: dict[int, list[int]] = {}
-        for key in filter(None, map(_AS_KEY.fullmatch, ids)):
-            document, segment = int(key[1]), int(key[2])
-            if f"{document}:{segment}" == key[0] and abs(document) < 2**63 and abs(segment) < 2**31:
-                documents.setdefault(document, []).append(segment)
-                segments.setdefault(segment, []).append(document)
+        for document, segment in _keys(ids):
+            documents.setdefault(document, []).append(segment)
+            segments.setdefault(segment, []).append(document)
         listed = [{"document_id": d, "segment_number": {"in": n}} for d, n in documents.items()]
         if len(segments) < len(documents):  # an option has at most 1000 conditions
             listed = [{"segment_number": n, "document_id": {"in": d}} for n, d in segments.items()]
@@ -276,12 +274,23 @@ class Store:
             "model": self._model,
             **arguments,
         }
+        # a row that was loaded otherwise has no id; what is read of it has its key as id, and comes back with that
+        keys = _keys(parameters["ids"]) if self._ids_can_be_keys else []
+        parameters |= {"key_documents": [key[0] for key in keys], "key_segments": [key[1] for key in keys]}
+        own = sql.SQL(
+            "UPDATE {0} AS t SET id = {1} WHERE t.id IS NULL AND (t.document_id, t.segment_number) IN ("
+            "SELECT k.document, k.segment FROM ROWS FROM (pg_catalog.unnest(%(key_documents)s::bigint[]),"
+            " pg_catalog.unnest(%(key_segments)s::integer[])) AS k (document, segment))"
+            " AND NOT EXISTS (SELECT FROM {0} AS o WHERE o.id = {1}){2}"
+        ).format(self.table, sql.SQL(_KEY), condition)
         for left in reversed(range(_ATTEMPTS)):
             # where policies hide rows of a document, another tenant's of the same name say, far from their numbers; so
             # where one has the last number, which each role that may write rows can give to one
             parameters["first"] = 0 if left == _ATTEMPTS - 1 else secrets.randbits(30)
             try:
                 with self._database.transaction() as connection:
+                    if keys:
+                        connection.execute(own, parameters)
                     left_out = len(rows) - connection.execute(query, parameters).rowcount
                     if left_out:
                         raise NotWritable(
@@ -366,6 +375,12 @@ class Store:
         """Build the approximate index unless it is there."""
         with self._database.transaction() as connection:
             connection.execute("SELECT ml_rag.index_store(%s::pg_catalog.regclass, %s)", (self.name, distance_metric))
+
+
+def _keys(ids: Iterable[str]) -> list[tuple[int, int]]:
+    """Document and segment of those ids that are keys of segments."""
+    found = [(int(key[1]), int(key[2]), key[0]) for key in filter(None, map(_AS_KEY.fullmatch, ids))]
+    return [(d, s) for d, s, key in found if f"{d}:{s}" == key and abs(d) < 2**63 and abs(s) < 2**31]
 
 
 def listed(texts: Iterable[Text] | None) -> list[Text] | None:
