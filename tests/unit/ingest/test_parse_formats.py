@@ -233,6 +233,27 @@ def test_rtf_in_another_code_page() -> None:
     assert parse("a.rtf", r"{\rtf1{\info{\title Café}} café}".encode("cp1252")).metadata == {"title": "Café"}
 
 
+@pytest.mark.parametrize(
+    ("formula", "expected"),
+    [
+        ("<msubsup><mi>x</mi><mn>1</mn><mn>2</mn></msubsup>", "x_1^2"),
+        ("<mroot><mrow><mn>8</mn><mo>+</mo><mi>a</mi></mrow><mn>3</mn></mroot>", "3√(8+a)"),
+        (
+            "<munderover><mo>∑</mo><mrow><mi>i</mi><mo>=</mo><mn>1</mn></mrow><mi>n</mi></munderover><mi>i</mi>",
+            "∑_(i=1)^ni",
+        ),
+        ("<munder><mi>lim</mi><mi>n</mi></munder>", "lim_n"),
+        (
+            "<mo>(</mo><mtable><mtr><mtd><mn>1</mn></mtd><mtd><mn>2</mn></mtd></mtr>"
+            "<mtr><mtd><mn>3</mn></mtd><mtd><mn>4</mn></mtd></mtr></mtable><mo>)</mo>",
+            "(1, 2; 3, 4)",
+        ),
+    ],
+)
+def test_formulas_of_pages_keep_their_signs(formula: str, expected: str) -> None:
+    assert only("a.html", f"<p>a <math>{formula}</math>") == f"a {expected}"
+
+
 def test_pictures_in_markdown_are_no_text() -> None:
     data = "data:image/png;base64," + "iVBORw0KGgo" * 1000
     text = f"![a boat]({data})\n\n![][image1]\n\n[image1]: <{data}>\n\nnot data:image/png;base64,abc"

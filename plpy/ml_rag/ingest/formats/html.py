@@ -24,8 +24,11 @@ _DROPPED = [
     "script", "style", "noscript", "template", "svg", "iframe", "object", "nav", "button", "select",
     "rt", "rp", "annotation", "annotation-xml",  # readings of characters, formulas in other words
 ]  # fmt: skip
-#: of formulas, and what stands before the second of their two parts
-_SIGNS = {"mfrac": "/", "msup": "^", "msub": "_", "munder": "_", "mover": "^"}
+#: of formulas, and what stands before each of their parts but the first
+_SIGNS = {
+    "mfrac": "/", "msup": "^", "msub": "_", "munder": "_", "mover": "^", "msubsup": "_^", "munderover": "_^",
+    "mroot": "√",  # the index, which stands first here, is before the sign
+}  # fmt: skip
 #: parts that are never in brackets
 _WHOLE = ("mi", "mn", "mo", "mtext")
 #: where a button is what stands there: the heading of a part that it opens, the column that it sorts by
@@ -160,6 +163,9 @@ def _convert(soup: BeautifulSoup) -> str:
         element.decompose()
     for element in soup(_BLOCKS):
         element.name = "div"
+    for root in soup("mroot"):
+        if len(parts := root.find_all(True, recursive=False)) == 2:
+            root.insert(0, parts[1].extract())
     _flatten_layout_tables(soup)
     _free_cells(soup)
     _number(soup)
@@ -250,14 +256,24 @@ def _converter() -> Any:
             return f"^{text}" if is_power else text
 
         def convert_mrow(self, el: Any, text: str, parent_tags: Any) -> str:
-            if (sign := _SIGNS.get(el.parent.name)) is None:
+            if (signs := _SIGNS.get(el.parent.name)) is None:
                 return text
             shown = text if el.name in _WHOLE or len(text) < 2 else f"({text})"
-            return sign + shown if el.find_previous_sibling() is not None else shown
+            place = sum(1 for one in islice(el.previous_siblings, 9) if one.name is not None)
+            return signs[min(place, len(signs)) - 1] + shown if place else shown
 
         convert_mi = convert_mn = convert_mo = convert_mtext = convert_mfrac = convert_msup = convert_msub = (
             convert_mrow
         )
+        convert_munder = convert_mover = convert_msubsup = convert_munderover = convert_mroot = convert_mtable = (
+            convert_mrow
+        )
+
+        def convert_mtd(self, el: Any, text: str, parent_tags: Any) -> str:
+            return text if el.find_next_sibling("mtd") is None else f"{text}, "
+
+        def convert_mtr(self, el: Any, text: str, parent_tags: Any) -> str:
+            return text if el.find_next_sibling("mtr") is None else f"{text}; "
 
         def convert_msqrt(self, el: Any, text: str, parent_tags: Any) -> str:
             return self.convert_mrow(el, f"√({text})", parent_tags)
