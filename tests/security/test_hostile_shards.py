@@ -436,7 +436,7 @@ def unnamed(four: Connection, loader: Connection, owner: Connection, liar: Shard
     owner.execute(
         "CREATE FOREIGN TABLE other (segment text, segment_number integer, document_name text,"
         " segment_embedding vector(16)) SERVER server0 OPTIONS (table_name 'a'); GRANT SELECT ON other TO ml_rag_user;"
-        "COMMENT ON COLUMN other.segment_embedding IS 'HWVECTORSTORE EMBED_MODEL_ID=fake-embed'"
+        "COMMENT ON COLUMN other.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'"
     )
     with liar.connect() as other:
         other.execute(LIE.format("false", "P0001"))
