@@ -480,6 +480,31 @@ def test_nodes_that_another_session_kept_it_from_are_made_later(db: Database, it
     assert items.execute(waiting).fetchone() == (0,)
 
 
+@pytest.mark.parametrize("how", ["waits too long", "is ended"])
+def test_nodes_whose_filling_fails_are_made_later(
+    db: Database, items: Connection, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    run(items)
+    items.execute("CALL ml_rag.create_node_group('items', 'parts', '{\"transform\": \"sentence\"}')")
+    if how == "waits too long":
+        monkeypatch.setenv("PGOPTIONS", "-c lock_timeout=500ms")
+    waiting = "SELECT pending FROM ml_rag.node_group"
+    other = db.connect()
+    of_worker = "application_name = 'ml-rag worker' AND datname = current_database() AND wait_event_type = 'Lock'"
+    with worker(db, "--idle", "1") as process:
+        with other.transaction():
+            other.execute("LOCK TABLE items_parts IN SHARE MODE")
+            items.execute("INSERT INTO items (id, name) VALUES (77, 'A red boat. A blue one.')")
+            wait_until(lambda: pending(items) == 0)
+            wait_until(lambda: items.execute(f"SELECT FROM pg_stat_activity WHERE {of_worker}").fetchone() is not None)
+            if how == "is ended":
+                items.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {of_worker}")
+            else:
+                time.sleep(1)
+        wait_until(lambda: items.execute(waiting).fetchone() == (0,))
+        assert process.poll() is None
+
+
 def test_tables_of_others_that_look_like_it_are_not_looked_at(db: Database, items: Connection) -> None:
     role = db.role("tenant")
     items.execute(f'GRANT CREATE ON SCHEMA public TO "{role}"')

@@ -111,9 +111,9 @@ class Worker:
     work: Task | None = None
     #: rows that it is done with
     done: int = 0
-    #: tables whose node groups another session was at when theirs were to be filled, and at first all that have some: a
-    #: worker that was killed may have left them
-    unfilled: set[int] | None = None
+    #: tables whose node groups could not be filled, as when another session is at them, and when they are tried again;
+    #: None: not known, as at first, since a worker that was killed may have left some
+    unfilled: dict[int, Backoff] | None = None
     #: by the step that failed, and the table
     backoffs: dict[tuple[str, int], Backoff] = field(default_factory=dict)
 
@@ -152,6 +152,7 @@ class Worker:
             try:
                 if connection.closed:
                     connection = self.connect()
+                    self.unfilled = None
                 began = time.monotonic()
                 with self.listening() as listener:  # before it looks, so that nothing is missed
                     if self.turn(connection, once=False):
@@ -176,7 +177,7 @@ class Worker:
         refuse_borrowed_role(connection, PIN)  # the extension may have been dropped
         listed = dict(connection.execute(LISTED).fetchall())
         if self.unfilled is None:
-            self.unfilled = {row[0] for row in connection.execute(_WITH_NODES, [[*listed]])}
+            self.unfilled = {row[0]: Backoff() for row in connection.execute(_WITH_NODES, [[*listed]])}
         states = []
         for relation, name in listed.items():
             look = partial(connection.execute, _STATE, (relation,))
@@ -188,9 +189,9 @@ class Worker:
             self.work.tell(self.done, self.done + sum(pending for _, _, pending, _ in states))
         done = False
         for relation, name, pending, _ in states:
-            if not pending and relation not in self.unfilled:
-                continue
             began = time.monotonic()
+            if not pending and (relation not in self.unfilled or self.unfilled[relation].until > began):
+                continue
             embed = partial(self.embed, connection, relation, name)
             was_done = self.apart(connection, ("embed", relation), name, embed, once=once)
             if was_done is not None:
@@ -229,8 +230,6 @@ class Worker:
 
     def embed(self, connection: psycopg.Connection[Any], relation: int, name: str) -> bool:
         """A few batches of one table; whether there were any. None of one that was given away since it was listed."""
-        assert self.unfilled is not None
-        self.unfilled.discard(relation)
         trusted = connection.execute(_OWNER, {"relation": relation}).fetchone()
         if trusted is None:
             return False
@@ -244,8 +243,11 @@ class Worker:
             row = connection.execute(call, (relation, options)).fetchone()
         finally:
             connection.remove_notice_handler(note)
-        if "55006" in told:  # by which time that session may be past what this run has embedded
-            self.unfilled.add(relation)
+        assert self.unfilled is not None
+        if "55006" in told or "01000" in told:  # the other session may be past what this run has embedded
+            self.unfilled.setdefault(relation, Backoff()).fail(time.monotonic())
+        else:
+            self.unfilled.pop(relation, None)
         assert row is not None
         result: dict[str, Any] = row[0]
         self.done += result["embedded"] + result["failed"]
@@ -261,7 +263,8 @@ class Worker:
     def sleep(self, listener: psycopg.Connection[Any], looked: float) -> None:
         """Until a table is written to, or a table that failed is due since it ``looked``, or long enough."""
         now = time.monotonic()
-        due = [backoff.until - now for backoff in self.backoffs.values() if backoff.until > looked]
+        waiting = [*self.backoffs.values(), *(self.unfilled or {}).values()]
+        due = [backoff.until - now for backoff in waiting if backoff.until > looked]
         select.select([listener], [], [], max(0.05, min([self.idle, *due])))
 
 

@@ -264,6 +264,11 @@ def test_pictures_in_markdown_are_no_text() -> None:
     ("source", "expected"),
     [
         (r"{\rtf1 a {\deleted gone}b {\f1 \deleted0 c \deleted x\deleted0 d} e}", "a b c d e"),
+        # where it is not plain to where it goes, all is kept
+        (r"{\rtf1 a \deleted b {\b c} d\deleted0  e}", "a b c d e"),
+        (r"{\rtf1 a \deleted b\plain  c\par d}", "a b c\n\nd"),
+        (r"{\rtf1 see \\deleted x \\deleted0 y}", r"see \deleted x \deleted0 y"),
+        (r"{\rtf1\mac\ansicpg10000 caf\'8e}", "café"),
         (r"{\rtf1 word{\footnote note}. More}", "word note. More"),
         (r"{\rtf1\mac caf\'8e}", "café"),
         (r"{\rtf1\pc caf\'82}", "café"),
@@ -1009,6 +1014,8 @@ INNER = f"Subject: t\nFrom: Ann\n{parts('mixed', plain('two', ATTACHED))}".encod
         (f"Content-Type: text/html\n\n<p>one{HIDDEN}", "one"),
         ("Content-Type: text/html\n\n<div style='display:none'>one<p>two", "one\n\ntwo"),
         ("Content-Type: text/html\n\n<p style='display:none; display: block; x-display:none'>one", "one"),
+        ("Content-Type: text/html\n\n<p>one<p style='/* x */display:none'>two", "one"),
+        ("Content-Type: text/html\n\n<p>one<p style='DISPLAY:NONE !important; display:block'>two", "one"),
         (f"Content-Type: text/html\nContent-Location: http://a.b\n\n<p>one{HIDDEN}", "one\n\ntwo"),
         (
             parts("mixed", plain("one"), f"Content-Type: text/html{ATTACHED}\n\n{HIDDEN}"),

@@ -38,12 +38,6 @@ _BY_LANGUAGE = {
     **dict.fromkeys(("lt", "lv", "et"), ("cp1257",)),
     "el": ("cp1253",), "tr": ("cp1254",), "he": ("cp1255",), "ar": ("cp1256",),
 }  # fmt: skip
-#: what a text of the language has much of, and the same bytes in another of its encodings have not
-_FREQUENT = {
-    "ja": "のにをはがとでたるいし、。", "zh": "的一是不了人在有和我他中大上这這个個国國来來", "ru": "оеаинтсрвлкмдпу",
-    "bg": "аеоиятнсрвлкмдпъ", "uk": "оаиіїєнтевсркд", "pl": "ąćęłńóśźż", "cs": "áčďéěíňóřšťúůýž",
-    "sk": "áäčďéíĺľňóôŕšťúýž", "hu": "áéíóöőúüű", "ro": "ăâîşţ", "sl": "čšž", "hr": "čćđšž",
-}  # fmt: skip
 #: letters and signs of languages that are written in cp1252, of those that a text in cp1250 seems to have, too
 _WESTERN = {
     "pt": "áâãàçéêíóôõúüªº", "es": "áéíñóúü¡¿ªº", "fr": "àâçéèêëîïôœùûü", "it": "àèéìòùªº", "en": "éèêïçñö",
@@ -67,9 +61,9 @@ def decode(content: bytes, language: str | None = None, charset: str | None = No
     """The text of the bytes. Never fails: the last resort is cp1252 with its holes replaced.
 
     Order: byte order mark; UTF-16 without one (NUL in every other byte); valid UTF-8; the encoding that is declared, as
-    ``charset`` or inside; UTF-8 with few errors; the declared encoding with few errors; the likeliest of those
-    usual for ``language``; cp932 if that gives Japanese; charset-normalizer among likely encodings, but cp1252 where it
-    finds cp1250 in a text of a western language.
+    ``charset`` or inside; UTF-8 with few errors; the declared encoding with few errors; of those usual for
+    ``language`` the one that charset-normalizer finds; cp932 if that gives Japanese; charset-normalizer among likely
+    encodings, but cp1252 where it finds cp1250 in a text of a western language.
     """
     for mark, encoding in _MARKS:
         if content.startswith(mark):
@@ -99,9 +93,7 @@ def decode(content: bytes, language: str | None = None, charset: str | None = No
             return text
     language = (language or "")[:2].lower()
     if likely := _BY_LANGUAGE.get(language):
-        sample = content[error.start :][:_SAMPLE]
-        frequent = set(_FREQUENT.get(language, ""))
-        best = max(likely, key=lambda each: sum(letter in frequent for letter in sample.decode(each, "replace")))
+        best = likely[0] if len(likely) == 1 else _likeliest(content[error.start :][:_SAMPLE], likely) or likely[0]
         if (text := _decode_as(content, best)) is not None:
             return text
     return content.decode(_guess(content, language), "replace")
@@ -165,9 +157,12 @@ def _guess(content: bytes, language: str) -> str:
     if language in _WESTERN and _is_western(sample, [language]):
         return "cp1252"
 
+    best = _likeliest(sample, _CANDIDATES)
+    return "cp1252" if best is None or (best in _CENTRAL and _is_western(sample, _WESTERN)) else best
+
+
+def _likeliest(sample: bytes, encodings: Iterable[str]) -> str | None:
     from charset_normalizer import from_bytes
 
-    best = from_bytes(sample, cp_isolation=_CANDIDATES).best()
-    if best is None or (best.encoding in _CENTRAL and _is_western(sample, _WESTERN)):
-        return "cp1252"
-    return best.encoding
+    best = from_bytes(sample, cp_isolation=list(encodings)).best()
+    return None if best is None else best.encoding

@@ -55,8 +55,9 @@ _CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
 _SPANS = re.compile(_OPEN + r"(\d+),(\d+),")
 #: what browsers take
 _MAX_SPANS = {"colspan": 1000, "rowspan": 65_534}
-#: of a style, whose last declaration counts
-_DISPLAY = re.compile(r"(?:\A|;)\s{0,100}display\s{0,100}:\s{0,100}([\w-]{1,100})", re.IGNORECASE)
+#: of a style, whose last declaration counts, or the last important one
+_DISPLAY = re.compile(r"(?:\A|;)\s{0,100}display\s{0,100}:\s{0,100}([\w-]{1,100})\s{0,100}(!\s{0,100}important)?")
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
 def parse_html(_name: str, content: bytes, request: Request) -> abc.Document:
@@ -88,8 +89,9 @@ def mail_to_markdown(text: str) -> str:
 
 
 def _is_hidden(style: str | None) -> bool:
-    found = _DISPLAY.findall(style or "")
-    return bool(found) and found[-1].lower() == "none"
+    found = _DISPLAY.findall(_COMMENT.sub("", style or "").lower())
+    last = ([value for value, is_important in found if is_important] or [value for value, _ in found])[-1:]
+    return last == ["none"]
 
 
 def html_blocks(

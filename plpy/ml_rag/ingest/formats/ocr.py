@@ -76,8 +76,12 @@ def _as_png(image: Any) -> bytes:
         image = image.convert("RGBA")
         paper = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(paper, image).convert("RGB")
-    elif image.mode not in ("1", "L", "P", "RGB", "I;16"):
-        image = image.convert("I;16" if image.mode == "I" else "RGB")
+    elif image.mode in ("I", "F"):  # of any range
+        least, most = image.getextrema()
+        scale = 255 / ((most - least) or 1)
+        image = image.point(lambda value: value * scale - least * scale).convert("L")
+    elif image.mode not in ("1", "L", "P", "RGB", "I;16", "I;16B"):
+        image = image.convert("RGB")
     out = io.BytesIO()
     image.save(out, "PNG", compress_level=1)
     return out.getvalue()

@@ -25,8 +25,7 @@ _OPTIONAL = re.compile(r"\{\\\*\\(shpinst|ud|footnote)\b")
 #: striprtf reads on at once, as if the note were the end of the word before it
 _NOTE = re.compile(r"\{\\footnote\b ?")
 #: what was deleted while changes were tracked: to the end of its group, or until it is switched off
-_DELETED = re.compile(r"\\deleted(?![a-z0-9-])([^{}]{0,2000}?)\\deleted0(?!\d) ?")
-_KEPT = re.compile(r"\\deleted0(?!\d) ?")
+_DELETED = re.compile(r"(?<!\\)\\deleted(?![a-z0-9-])(?:(?!\\deleted|\\plain\b)[^{}])*(\}|\\deleted0(?!\d) ?)")
 #: what the letters above ASCII are where no code page is named
 _CODE_PAGE = re.compile(rb"\{\\rtf\d*\s*\\(mac|pca|pc)(?![a-z])")
 _CODE_PAGES = {b"mac": "mac_roman", b"pca": "cp850", b"pc": "cp437"}
@@ -38,14 +37,15 @@ def parse_rtf(_name: str, content: bytes, _request: Request) -> abc.Document:
     import striprtf.striprtf as library
 
     library.HYPERLINKS, library.FONTTABLE = _LINK, _FONT
-    library.destinations = library.destinations - _READ | {"deleted"}
+    library.destinations = library.destinations - _READ
     info = dict(_INFO.findall(content[:16384].decode("latin-1")))
     # characters of the code page that are not written by their number, as they should be
     content = _NOT_ASCII.sub(lambda found: b"\\'%02x" % found[0][0], content)
     code_page = _CODE_PAGE.match(content)
     encoding = _CODE_PAGES[code_page[1]] if code_page else "cp1252"
+    content = content.replace(b"\\ansicpg10000", b"", 1)  # that of \\mac, which Python has under its name alone
     source = _OPTIONAL.sub(r"{\\\1", _TWICE.sub(r"{{\\*", content.decode("ascii")))
-    source = _NOTE.sub(r"{\\footnote  ", _KEPT.sub("", _DELETED.sub(r"{\\deleted\1}", source)))
+    source = _NOTE.sub(r"{\\footnote  ", _DELETED.sub(lambda found: "}" if found[1] == "}" else "", source))
     source = _CHARACTER.sub(lambda found: f"\\u{int(found[1]) % 0x10000}", source)
     text = re.sub(r"\n+", "\n\n", library.rtf_to_text(source, encoding, "replace"))  # type: ignore[no-untyped-call]
     # those of more bits are two in a row
