@@ -139,17 +139,21 @@ BEGIN
       format('%sUPDATE %s AS s SET %s, document_id = %s FROM %s WHERE %s', _check, _segments, _keys.set,
         _keys.document_id, _rows, _keys.old)]
     -- with its node groups, whose keys refer to it
-    WHEN operation = 'TRUNCATE' THEN ARRAY['TRUNCATE ' || ml_rag._held_names(ml_rag._node_tables(_table))] END;
+    WHEN operation = 'TRUNCATE' THEN ARRAY[ml_rag._truncation(ml_rag._node_tables(_table))] END;
 END
 $$;
 
-CREATE FUNCTION ml_rag._held_names(tables oid[]) RETURNS text
+CREATE FUNCTION ml_rag._truncation(tables oid[]) RETURNS text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: tables without their children as a list in SQL, once no other can have their names
+-- purpose: SQL that empties tables, but not their children; it waits for their locks before it looks whether
+-- the names are still theirs
 BEGIN
   PERFORM ml_rag._hold(tables);
   PERFORM ml_rag._refuse_foreign_schema(t) FROM unnest(tables) AS t;
-  RETURN (SELECT string_agg('ONLY ' || ml_rag._full_name(t), ', ') FROM unnest(tables) AS t);
+  RETURN (SELECT format('LOCK TABLE %1$s IN ACCESS EXCLUSIVE MODE; SELECT ml_rag._check_names(%2$L); TRUNCATE '
+      '%1$s', string_agg('ONLY ' || ml_rag._full_name(t), ', '),
+      jsonb_object_agg(ml_rag._full_name(t), t::bigint))
+    FROM unnest(tables) AS t);
 END
 $$;
 

@@ -19,7 +19,8 @@ from support.vectorizers import create, run
 #: what another role puts in the place of a table: its columns, as SELECT has them
 PLANTS = {
     "a table": "CREATE TABLE {name} AS SELECT {columns};"
-    "CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON {name} FOR EACH STATEMENT EXECUTE FUNCTION own.evil()",
+    "CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON {name}"
+    " FOR EACH STATEMENT EXECUTE FUNCTION own.evil()",
     "a view": "CREATE VIEW {name} AS SELECT {columns} WHERE own.evil(1)",
 }
 #: columns of a table with a vectorizer, and of one of segments
@@ -122,6 +123,7 @@ def test_segments_while_their_trigger_waits_for_a_catalog(
         "UPDATE kb.items SET name = 'other' WHERE id = 1", "UPDATE kb.items SET id = 7 WHERE id = 1",
         "DELETE FROM kb.items WHERE id = 1",
         "INSERT INTO kb.items VALUES (1, 'other') ON CONFLICT (id) DO UPDATE SET name = 'other'",
+        "TRUNCATE kb.items",
     ],
 )  # fmt: skip
 def test_segments_while_their_trigger_waits_for_a_row(

@@ -202,6 +202,19 @@ def test_texts_of_very_many_segments_are_written_one_after_the_other(
     ).fetchall() == [*((i, 34000, 34000, 34000) for i in (1, 2)), *((i, 2, 2, 2) for i in (3, 4))]
 
 
+def test_a_trigger_may_write_a_row_whose_other_segments_come(notes: Connection) -> None:
+    notes.execute(
+        "CREATE FUNCTION counted() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN UPDATE public.notes_segments SET"
+        " metadata = metadata || '{\"n\": 1}' WHERE document_id = NEW.document_id AND segment_number = 1; RETURN NULL;"
+        " END $$; CREATE TRIGGER counted AFTER INSERT ON notes_segments FOR EACH ROW WHEN (NEW.segment_number > 1)"
+        " EXECUTE FUNCTION counted()"
+    )
+    notes.execute("UPDATE notes SET body = E'kettle\n\nof copper\n\nthird' WHERE id = 1")
+    result = run(notes, "notes")
+    assert (result["embedded"], result["pending"]) == (1, 0)
+    assert [row[2] for row in segments(notes)[:3]] == ["kettle", "of copper", "third"]
+
+
 @pytest.mark.parametrize("order", ["!die", "!queue"])
 def test_what_every_text_would_get_ends_the_run_and_blames_no_row(notes: Connection, order: str) -> None:
     notes.execute("INSERT INTO notes VALUES (4, 'x', %s)", (order,))

@@ -16,7 +16,7 @@ from ml_rag.backend.load import INSERT_SEGMENTS
 from ml_rag.backend.retrieval.sqltext import identifier, literal
 from ml_rag.files import batches
 
-#: place of the row that it is of, number, text, metadata and vector of a segment
+#: key of the row that it is of, number, text, metadata and vector of a segment
 _Row = tuple[str, int, str, str, str]
 
 #: rows that are embedded at once in the transaction that writes them
@@ -109,7 +109,7 @@ class Vectorizer(Column):
     def _write_made(self, batch: Batch, made: Any) -> Steps[int]:
         if self._job["request"] is None:
             return (yield from super()._write_made(batch, made))
-        return (yield from self._write_segments(batch["places"], batch["texts"], made)) if made else 0
+        return (yield from self._write_segments(batch, made)) if made else 0
 
     def _note(self, batch: Batch) -> Steps[int]:
         """Not the failures of rows that another transaction is changing: it may have noted them, and must not be waited
@@ -137,7 +137,7 @@ class Vectorizer(Column):
         )
         return n
 
-    def _write_segments(self, places: list[str], texts: list[str], made: dict[int, list[segments.Line]]) -> Steps[int]:
+    def _write_segments(self, batch: Batch, made: dict[int, list[segments.Line]]) -> Steps[int]:
         """Write the segments of rows that still have that text and that no other transaction is changing; how many."""
         job, table = self._job, self._part["name"]
         metadata = "m.metadata::jsonb || t.metadata"  # which has columns of the row
@@ -145,19 +145,26 @@ class Vectorizer(Column):
             pairs = (f"{literal(name[7:])}, t.{identifier(name)}" for name in job["key"])
             metadata += f" || jsonb_build_object({', '.join(pairs)})"
         source = (
-            "FROM ROWS FROM (json_array_elements_text($1 -> 'places'), json_array_elements_text($1 -> 'numbers'),"
+            "FROM ROWS FROM (json_array_elements_text($1 -> 'keys'), json_array_elements_text($1 -> 'numbers'),"
             " json_array_elements_text($1 -> 'segments'), json_array_elements_text($1 -> 'metadata'),"
-            f" unnest($2::{job['type'].rpartition('.')[0]}.vector[])) AS m (place, number, segment, metadata, vector)"
+            f" unnest($2::{job['type'].rpartition('.')[0]}.vector[])) AS m (key, number, segment, metadata, vector)"
         )
         columns, values = (", ".join(f"{of}{identifier(name)}" for name in job["key"]) for of in ("", "t."))
+        # not by its place: a trigger of the table can have changed it since. One by one, as for few rows
+        same = " AND ".join(
+            f"x.{identifier(name)} = (m.key::text[])[{i}]::{kind}"
+            for i, (name, kind) in enumerate(zip(job["key"], job["key_types"], strict=True), 1)
+        )
+        row = f"FROM ONLY {table} AS x WHERE {same} AND x.segment_number = 1 OFFSET 0"
         insert = (
             f"INSERT INTO {table} ({columns}, document_id, document_name, text_hash, segment_number, segment, metadata,"
             f" segment_embedding) SELECT {values}, t.document_id, t.document_name, t.text_hash, m.number::integer,"
-            f" m.segment, {metadata}, m.vector::{job['type']} {source} JOIN ONLY {table} AS t ON t.ctid = m.place::tid"
+            f" m.segment, {metadata}, m.vector::{job['type']} {source} CROSS JOIN LATERAL (SELECT x.* {row}) AS t"
         )
         update = (
             f"UPDATE ONLY {table} AS t SET segment = m.segment, metadata = {metadata},"
-            f" segment_embedding = m.vector::{job['type']} {source} WHERE t.ctid = m.place::tid"
+            f" segment_embedding = m.vector::{job['type']} {source}"
+            f" CROSS JOIN LATERAL (SELECT x.ctid {row}) AS r (place) WHERE t.ctid = r.place"
         )
         free = yield from run(
             "SELECT coalesce(json_agg(f.n), '[]') FROM (SELECT u.n"
@@ -165,30 +172,30 @@ class Vectorizer(Column):
             f" json_array_elements_text($1 -> 'of')) AS u (place, text, n) JOIN ONLY {table} AS t"
             ' ON t.ctid = u.place::tid WHERE t.segment_embedding IS NULL AND t.segment COLLATE "C" = u.text'
             " FOR NO KEY UPDATE OF t SKIP LOCKED) AS f",
-            places=[places[i] for i in made], texts=[texts[i] for i in made], of=[*made],
+            places=[batch["places"][i] for i in made], texts=[batch["texts"][i] for i in made], of=[*made],
         )  # fmt: skip
-        # the row itself last: until then it is where it was, and all that it was
+        # the row itself last: until then it is all that it was
         firsts: list[_Row] = []
-        more = (row for i in map(int, free) for row in self._rows(places[i], made[i], firsts))
+        more = (row for i in map(int, free) for row in self._rows(batch["keys"][i], made[i], firsts))
         for portion in batches(((row, len(row[2]) + len(row[3]) + len(row[4])) for row in more), INSERT_SEGMENTS):
             yield from self._write_rows(insert, portion)
         written = yield from self._write_rows(update, firsts)
         return written
 
-    def _rows(self, place: str, lines: list[segments.Line], firsts: list[_Row]) -> Iterator[_Row]:
+    def _rows(self, key: str, lines: list[segments.Line], firsts: list[_Row]) -> Iterator[_Row]:
         for row in segments.numbered(lines):
             if row[0] == 1:
-                firsts.append((place, *row))
+                firsts.append((key, *row))
             else:
-                yield (place, *row)
+                yield (key, *row)
 
     def _write_rows(self, statement: str, rows: list[_Row]) -> Steps[int]:
         if not rows:
             return 0
-        places, numbers, texts, metadata, vectors = map(list, zip(*rows, strict=True))
+        keys, numbers, texts, metadata, vectors = map(list, zip(*rows, strict=True))
         n: int = yield from run(
             f"WITH written AS ({statement} RETURNING 1) SELECT to_json(count(*)) FROM written",
-            vectors=vectors, places=places, numbers=numbers, segments=texts, metadata=metadata,
+            vectors=vectors, keys=keys, numbers=numbers, segments=texts, metadata=metadata,
         )  # fmt: skip
         return n
 
