@@ -595,7 +595,8 @@ SELECT ml_rag._add_options('run_vectorizer', $$
 batch_size | integer 1..1000 | = 256 | rows of one call to the model and between two commits; each takes a
   place of max_locks_per_transaction
 batches | integer 1..1000000 | all | end after this many batches
-owner | text | any role | end with an error if the table is not, or no longer, of this role, whose triggers it runs
+owner | text | any role | end with an error if the table is not, or no longer, of this role, whose triggers
+  it runs
 $$);
 
 SELECT ml_rag._add_options('drop_vectorizer', $$

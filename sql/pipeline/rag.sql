@@ -373,7 +373,8 @@ BEGIN
               ELSE jsonb_build_object('missing_shards', _retrieval.missing_shards) END
       || CASE WHEN _grounding IS NULL THEN '{}' ELSE jsonb_build_object('grounding', _grounding) END
       || CASE WHEN NOT _skip_generate AND _retrieval.method <> 'document_order'
-        AND _request.options @> '{"prompt": {"citation_style": "numbered"}}' THEN '{"citation_style": "numbered"}' ELSE '{}' END::jsonb
+          AND _request.options @> '{"prompt": {"citation_style": "numbered"}}'
+        THEN '{"citation_style": "numbered"}' ELSE '{}' END::jsonb
       || CASE WHEN (_request.arms[1]).search = 'function' AND cardinality(_request.arms) = 1 THEN
         '{"search": "function"}'
               WHEN _request.options @> '{"arms": [{"search": "function"}]}' THEN '{"search": "hybrid"}'
@@ -420,7 +421,8 @@ empty. Where retrieval_info has "citation_style": "numbered", a marker such as [
 citation, counted from 1. With "explain", a further key "explain" shows how the answer came about:
 docs/monitoring.md describes it; where nothing is found, it is the last line of the error's detail. With
 "return_usage", "usage" has prompt_tokens, generated_tokens and finish_reason (stop or length), null where no
-model was asked. With "query_options", retrieval_info has a key "query": what was searched with; with "partial", a key "missing_shards" where some did not answer.
+model was asked. With "query_options", retrieval_info has a key "query": what was searched with; with "partial",
+a key "missing_shards" where some did not answer.
 Errors: 22023 bad option; 22000 different dimensions; P0002 no vector store, or, if "abstain" is false or with
 "skip_generate", nothing found or nothing within the threshold; 42501; 54000 a question of more than 1000000
 bytes, or more than one statement takes; 55000 model not available; 08006 model server or shard; 53300 its

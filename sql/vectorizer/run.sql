@@ -94,8 +94,8 @@ result: {"relation", "embedded", "failed", "pending", "seconds"}; pending: rows 
 another run has.
 Errors: 22000 the model has other dimensions by now; 22023 bad option; 25001; 25006 read-only; 42704 no
 vectorizer, no such role; 42P01; 42501; 55000 its columns were dropped or renamed, hidden rows, isolation
-level, another owner; 55P03 lock_timeout: what was done is kept; 08006; 53200 too many rows claimed at once for max_locks_per_transaction;
-53300; 57014; 38000.$$;
+level, another owner; 55P03 lock_timeout: what was done is kept; 08006; 53200 too many rows claimed at once
+for max_locks_per_transaction; 53300; 57014; 38000.$$;
 
 CREATE FUNCTION ml_rag.retry_vectorizer(relation regclass) RETURNS bigint
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$

@@ -127,8 +127,8 @@ BEGIN
         (operation = 'INSERT')::text, _missing),
       format('%sDELETE FROM %s AS s USING %s)', _check, _segments, _stale),
       format('%sUPDATE %s AS s SET document_name = %s, metadata = s.metadata || %s'
-        ' FROM %s AS o JOIN %s AS n ON %s WHERE %s AND %s', _check, _segments, _name, _metadata, _written, _now,
-        _same, _keys.new, _other_name),
+        ' FROM %s AS o JOIN %s AS n ON %s WHERE %s AND %s', _check, _segments, _name, _metadata, _written,
+        _now, _same, _keys.new, _other_name),
       concat(_check, _insert, ' ', _missing)]
     WHEN operation = 'KEY' THEN ARRAY[
       format('SELECT FROM %s AS s, %s WHERE %s OR %s FOR UPDATE OF s', _segments, _rows, _keys.old,
@@ -150,8 +150,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 BEGIN
   PERFORM ml_rag._hold(tables);
   PERFORM ml_rag._refuse_foreign_schema(t) FROM unnest(tables) AS t;
-  RETURN (SELECT format('LOCK TABLE %1$s IN ACCESS EXCLUSIVE MODE; SELECT ml_rag._check_names(%2$L); TRUNCATE '
-      '%1$s', string_agg('ONLY ' || ml_rag._full_name(t), ', '),
+  RETURN (SELECT format('LOCK TABLE %1$s IN ACCESS EXCLUSIVE MODE; SELECT ml_rag._check_names(%2$L); '
+      'TRUNCATE %1$s', string_agg('ONLY ' || ml_rag._full_name(t), ', '),
       jsonb_object_agg(ml_rag._full_name(t), t::bigint))
     FROM unnest(tables) AS t);
 END

@@ -15,8 +15,8 @@ DECLARE
 BEGIN
   FOR _one IN
     SELECT c.oid, c.reltuples FROM pg_class AS c
-    WHERE c.oid = ANY (CASE WHEN asked IS NULL THEN ml_rag._vectorized() ELSE ARRAY[asked] END) AND ml_rag._has_vectorizer(c.oid)
-      AND pg_has_role(c.relowner, 'USAGE')
+    WHERE c.oid = ANY (CASE WHEN asked IS NULL THEN ml_rag._vectorized() ELSE ARRAY[asked] END)
+      AND ml_rag._has_vectorizer(c.oid) AND pg_has_role(c.relowner, 'USAGE')
     ORDER BY c.oid
   LOOP
     relation := _one.oid;

@@ -516,7 +516,7 @@ def test_tables_of_others_that_look_like_it_are_not_looked_at(db: Database, item
     assert items.execute("SELECT relation::text FROM ml_rag.vectorizer ORDER BY 1").fetchall() == [
         ("items",), ("looks",),
     ]  # fmt: skip
-    assert items.execute(LISTED).fetchall() == [(value_of(items, "SELECT 'items'::regclass::oid"), "items")]
+    assert items.execute(LISTED).fetchall() == [(value_of(items, "SELECT 'items'::regclass::oid"), "items", False)]
 
 
 def test_where_no_server_answers_the_dsn_is_named() -> None:

@@ -33,15 +33,8 @@ if TYPE_CHECKING:
 LOOKING = 0.1
 #: seconds after the first failure, twice as long after each further one, up to the last
 BACKOFF = (1.0, 300.0)
-#: the tables of trusted owners, since any role can make thousands that look like it; what one has, if it can be read
-LISTED = """SELECT c.oid::bigint, c.oid::regclass::text
-FROM unnest(ml_rag._vectorized()) AS v JOIN pg_class AS c ON c.oid = v
-WHERE c.relowner = ANY (ARRAY(SELECT o.relowner FROM (
-    SELECT DISTINCT c.relowner FROM unnest(ml_rag._vectorized()) AS v JOIN pg_class AS c ON c.oid = v) AS o
-  WHERE ml_rag._trusts(o.relowner)))
-ORDER BY 1"""
-_WITH_NODES = """SELECT r::bigint FROM unnest(%s::oid[]) AS r
-WHERE EXISTS (SELECT FROM ml_rag._node_groups(coalesce(ml_rag._segment_table(r)::oid, r)))"""
+#: the tables, and whether they have node groups; what one has, if it can be read
+LISTED = "SELECT s.relation::bigint, s.relation::regclass::text, s.has_nodes FROM ml_rag._served() AS s ORDER BY 1"
 _STATE = "SELECT v.pending, v.failed FROM ml_rag._vectorizers(%s::oid) AS v WHERE v.pending IS NOT NULL"
 #: the owner of what a run fills, if those of it and of the table are trusted, as ml_rag.vectorizer asks it
 _OWNER = """SELECT pg_get_userbyid(c.relowner) FROM pg_class AS c
@@ -175,14 +168,15 @@ class Worker:
     def turn(self, connection: psycopg.Connection[Any], *, once: bool) -> bool:
         """A turn at each table where something waits; whether anything was done."""
         refuse_borrowed_role(connection, PIN)  # the extension may have been dropped
-        listed = dict(connection.execute(LISTED).fetchall())
+        found = connection.execute(LISTED).fetchall()
+        listed = {relation: name for relation, name, _ in found}
         if self.unfilled is None:
-            self.unfilled = {row[0]: Backoff() for row in connection.execute(_WITH_NODES, [[*listed]])}
+            self.unfilled = {relation: Backoff() for relation, _, has_nodes in found if has_nodes}
         states = []
         for relation, name in listed.items():
             look = partial(connection.execute, _STATE, (relation,))
-            found = self.apart(connection, ("look", relation), name, look, once=once)
-            states += [(relation, name, *row) for row in found or ()]
+            state = self.apart(connection, ("look", relation), name, look, once=once)
+            states += [(relation, name, *row) for row in state or ()]
         if self.metrics:
             self.metrics.look([(name, pending, failed) for _, name, pending, failed in states])
         if self.work:
