@@ -421,8 +421,8 @@ empty. Where retrieval_info has "citation_style": "numbered", a marker such as [
 citation, counted from 1. With "explain", a further key "explain" shows how the answer came about:
 docs/monitoring.md describes it; where nothing is found, it is the last line of the error's detail. With
 "return_usage", "usage" has prompt_tokens, generated_tokens and finish_reason (stop or length), null where no
-model was asked. With "query_options", retrieval_info has a key "query": what was searched with; with "partial",
-a key "missing_shards" where some did not answer.
+model was asked. With "query_options", retrieval_info has a key "query": what was searched with; with
+"partial", a key "missing_shards" where some did not answer.
 Errors: 22023 bad option; 22000 different dimensions; P0002 no vector store, or, if "abstain" is false or with
 "skip_generate", nothing found or nothing within the threshold; 42501; 54000 a question of more than 1000000
 bytes, or more than one statement takes; 55000 model not available; 08006 model server or shard; 53300 its

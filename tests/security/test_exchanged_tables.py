@@ -145,6 +145,32 @@ def test_segments_while_their_trigger_waits_for_a_row(
     assert owner.execute("SELECT source_id, segment FROM former.items_segments").fetchall() == [(1, "lamp")]
 
 
+@pytest.mark.parametrize("mode", ["deferred", "immediate"])
+def test_segments_of_which_one_is_waited_for(
+    db: Database, owner: Connection, taker: Connection, models: ModelsServer, mode: str
+) -> None:
+    """The others are written by statements of their own."""
+    make_items(owner, destination="table", mode=mode)
+    owner.execute("GRANT ALL ON kb.items TO PUBLIC; REVOKE TRIGGER, REFERENCES ON kb.items FROM PUBLIC")
+    change: LiteralString = "UPDATE kb.items SET name = E'a\n\nb\n\nc' WHERE id = 1"
+    if mode == "deferred":
+        owner.execute(change)
+        change = "CALL ml_rag.run_vectorizer('kb.items')"
+    caller, locker = db.connect("asker" if mode == "immediate" else None), db.connect()
+    said = noticed(caller)
+    columns = "document_id, document_name, metadata, 2, segment, text_hash, segment_embedding"
+    locker.execute(f"BEGIN; INSERT INTO kb.items_segments SELECT source_id, {columns} FROM kb.items_segments".encode())
+    written = Background(lambda: caller.execute(change))
+    wait_until(lambda: is_waiting(db, caller))
+    exchange(owner, taker, "a table", items_segments=SEGMENTS, items=ITEMS)
+    locker.execute("ROLLBACK")
+    with error("42P01", "does not exist any more"):
+        written.result()
+    assert said == []
+    rows = owner.execute("SELECT segment_number FROM former.items_segments").fetchall()
+    assert rows == [(1,)]
+
+
 def test_nodes_while_their_rows_are_waited_for(
     db: Database, owner: Connection, taker: Connection, models: ModelsServer
 ) -> None:

@@ -197,6 +197,13 @@ class _Child(Child):
 
 
 def _descriptor(content: IO[bytes] | bytes, stack: contextlib.ExitStack) -> int:
+    """A descriptor of a file with the content, to read: a parser that is taken over could make the file larger."""
+    descriptor = os.open(f"/proc/self/fd/{_file(content, stack)}", os.O_RDONLY | os.O_CLOEXEC)
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _file(content: IO[bytes] | bytes, stack: contextlib.ExitStack) -> int:
     """The descriptor of a file with the content. Large uploads lie in one already."""
     if not isinstance(content, bytes):
         # a SpooledTemporaryFile that is still in memory would be written to disk by fileno()

@@ -53,6 +53,8 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
     "utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
     "truncate": (76, 45),
+    # blocks beyond the end of a file, which no limit counts
+    "fallocate": (285, 47),
     # names of files in folders that it cannot list
     "inotify_add_watch": (254, 27), "fanotify_init": (300, 262),
     # a namespace of one's own gives all capabilities in it, and with them much more of the kernel to attack

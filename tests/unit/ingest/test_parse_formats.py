@@ -255,7 +255,7 @@ def test_formulas_of_pages_keep_their_signs(formula: str, expected: str) -> None
 
 
 def test_pictures_in_markdown_are_no_text() -> None:
-    data = "data:image/png;base64," + "iVBORw0KGgo" * 1000
+    data = "Data:image/png;name=a.png;base64," + "iVBORw0KGgo" * 1000
     text = f"![a boat]({data})\n\n![][image1]\n\n[image1]: <{data}>\n\nnot data:image/png;base64,abc"
     assert only("a.md", text) == "![a boat]()\n\n![][image1]\n\n[image1]: <>\n\nnot data:image/png;base64,abc"
 
@@ -966,6 +966,7 @@ def test_mail_has_all_texts_of_what_is_signed_or_mixed_within() -> None:
         (parts("alternative", "Content-Type: text/calendar\n\nBEGIN:VCALENDAR"), "text/calendar"),
         ("Content-Type: application/pkcs7-mime; name=smime.p7m\n\nMIIB", "application/pkcs7-mime"),
         ("Content-Type: application/ms-tnef; name=winmail.dat\n\nx", "application/ms-tnef"),
+        ("Content-Type: application/octet-stream; name=WINMAIL.DAT\n\nx", "application/octet-stream"),
         (parts("mixed", plain("lost")).replace("--", "=="), "multipart/mixed"),
         (parts("mixed", plain(" "), "Content-Type: a/b; name=a.pdf\n\n%PDF", "Content-Type: a/b\n\n "), None),
         (parts("related", "Content-Type: text/html\n\n<img>", "Content-Type: image/png\n\nPNG"), None),

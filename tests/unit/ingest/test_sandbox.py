@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import io
 import json
@@ -71,6 +72,17 @@ def test_the_models_own_tokenizer_counts_and_each_model_has_its_own(make: Make) 
 def test_a_bad_tokenizer_is_the_models_fault(make: Make) -> None:
     with pytest.raises(EngineFailed, match="tokenizer"):
         ask(make(), b"text", tokenizer=ModelTokenizer("bad", "{}"))
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_child_can_only_read_the_document(is_large: bool) -> None:
+    with contextlib.ExitStack() as stack, tempfile.SpooledTemporaryFile(max_size=1) as file:
+        file.write(b"text")
+        descriptor = sandbox._descriptor(file if is_large else b"text", stack)
+        assert os.read(descriptor, 9) == b"text"
+        for change in (lambda: os.write(descriptor, b"a"), lambda: os.posix_fallocate(descriptor, 0, 1_000_000)):
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                change()
 
 
 def test_one_child_serves_many_documents_and_is_replaced_in_time(make: Make) -> None:

@@ -40,7 +40,7 @@ _QUOTED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)
 #: characters of a header that are parsed: Python's parser takes minutes for some of 600 kB
 _LONGEST_HEADER = 10_000
 #: of a part that is encrypted, or in Exchange's own form, whatever its name
-_CLOSED = ("pkcs7-mime", "ms-tnef")
+_CLOSED = ("pkcs7-mime", "ms-tnef", "smime.p7m", "winmail.dat")
 #: of one that each part has: more than a name of 255 characters takes
 _LONGEST_OF_PART = 2500
 
@@ -141,10 +141,15 @@ def _unread(message: Any) -> str | None:
         kind
         for part in message.walk()
         if not part.is_multipart() and (kind := part.get_content_type()) not in _TEXTS
-        if part.get_content_maintype() != "image" and (not part.get_filename() or kind.endswith(_CLOSED))
+        if part.get_content_maintype() != "image" and _is_unnamed(part, kind)
         if (part.get_payload(decode=True) or b"").strip()
     }
     return f"its text, which is in {', '.join(sorted(kinds))} alone" if kinds else None
+
+
+def _is_unnamed(part: Any, kind: str) -> bool:
+    name = part.get_filename()
+    return not name or kind.endswith(_CLOSED) or name.lower() in _CLOSED
 
 
 def _leaves(part: Any, body: Any, language: str | None) -> Iterator[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import re
 import shutil
@@ -49,9 +48,9 @@ def read_image(image: Any, language: str | None, *, keep_lines: bool = False) ->
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n") if part.strip())
 
 
-@functools.cache
-def _languages() -> frozenset[str]:
-    return frozenset(_tesseract("--list-langs").splitlines()[1:])
+def _languages() -> list[str]:
+    """Each time: one can be installed meanwhile."""
+    return _tesseract("--list-langs").splitlines()[1:]
 
 
 def _tesseract(*arguments: str, given: bytes = b"") -> str:

@@ -26,7 +26,7 @@ _FRONT_MATTER = re.compile(
 #: if it is not YAML, such as "title: Guide: how to"; no line ends with a blank
 _FRONT_KEY = re.compile(r"""["']?([\w.-]+)["']?[ \t]*:[ \t]*["']?(.*?)["']?$""")
 #: the bytes of a picture in its place, as word processors and notebooks export it
-_PICTURE = re.compile(r"data:image/[\w.+-]{1,100};base64,[A-Za-z0-9+/=]{100,}")
+_PICTURE = re.compile(r"data:image/[\w.+-]{1,100}(?:;[\w.=+-]{1,100}){0,9};base64,[a-z0-9+/=]{100,}", re.I)
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _RST_UNDERLINE = re.compile(r"""^([=\-`:'"~^_*+#<>])\1{2,}$""")
 _CUE_TIME = re.compile(r"^(?:\d+:)?\d{1,2}:\d{2}[.,]\d{3}\s+-->\s+(?:\d+:)?\d{1,2}:\d{2}[.,]\d{3}.*$")
