@@ -32,8 +32,7 @@ def parse_image(name: str, content: bytes, request: Request) -> abc.Document:
             described = request.pictures.block(partial(_same, frame), page) if request.pictures else ()
             blocks += described
             if request.ocr and not described:
-                upright = ImageOps.exif_transpose(frame).convert("RGB")
-                blocks.append((read_image(upright, request.language), page))
+                blocks.append((read_image(ImageOps.exif_transpose(frame), request.language), page))
     if not any(text.strip() for text, _ in blocks):
         detail = "OCR found none in the image" if request.ocr else "the image has no description"
         raise DocumentError("document has no text", detail=detail, hint="Leave it out.")
