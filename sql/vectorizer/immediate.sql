@@ -46,8 +46,8 @@ DECLARE
 BEGIN
   WHILE keys IS NOT NULL AND _result IS NULL LOOP
     SELECT w.job, w.result INTO _job, _result
-    FROM ml_rag._work(_job, '_embed_rows', jsonb_build_array(relation::oid, NULL, keys), NULL,
-      false, NULL) AS w;
+    FROM ml_rag._work(_job, '_embed_rows', CASE WHEN _job IS NULL THEN
+      jsonb_build_array(relation::oid, NULL, keys) END, NULL, false, NULL) AS w;
   END LOOP;
 END
 $$;

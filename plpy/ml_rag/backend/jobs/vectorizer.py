@@ -66,6 +66,11 @@ class Vectorizer(Column):
         )  # fmt: skip
         return found[0], found[1]
 
+    def _has_key(self, alias: str, key: str) -> str:
+        """SQL of the condition that a row has a key, which is given as text."""
+        types = enumerate(zip(self._job["key"], self._job["key_types"], strict=True), 1)
+        return " AND ".join(f"{alias}.{identifier(name)} = ({key}::text[])[{i}]::{kind}" for i, (name, kind) in types)
+
     def _next_rows(self) -> Steps[list[list[Any]]]:
         job = self._job
         waiting, key = yield from self._key()
@@ -151,11 +156,7 @@ class Vectorizer(Column):
         )
         columns, values = (", ".join(f"{of}{identifier(name)}" for name in job["key"]) for of in ("", "t."))
         # not by its place: a trigger of the table can have changed it since. One by one, as for few rows
-        same = " AND ".join(
-            f"x.{identifier(name)} = (m.key::text[])[{i}]::{kind}"
-            for i, (name, kind) in enumerate(zip(job["key"], job["key_types"], strict=True), 1)
-        )
-        row = f"FROM ONLY {table} AS x WHERE {same} AND x.segment_number = 1 OFFSET 0"
+        row = f"FROM ONLY {table} AS x WHERE {self._has_key('x', 'm.key')} AND x.segment_number = 1 OFFSET 0"
         insert = (
             f"INSERT INTO {table} ({columns}, document_id, document_name, text_hash, segment_number, segment, metadata,"
             f" segment_embedding) SELECT {values}, t.document_id, t.document_name, t.text_hash, m.number::integer,"
@@ -287,12 +288,12 @@ class Written(Vectorizer):
         if self._is_through:
             self._left = list(self._portions)
             return (yield from self._begin_part())
-        _, key = yield from self._key()
+        # one by one by the index of rows that wait, of which there can be many others
         rows = yield from run(
-            "SELECT json_agg(json_build_array(r.place, r.key) ORDER BY r.key) FROM ("
-            f"SELECT t.ctid AS place, {key} AS key FROM ONLY {self._part['name']} AS t"
-            " WHERE t.segment_embedding IS NULL) AS r"
-            " WHERE (r.key IN (SELECT json_array_elements_text($1 -> 'keys'))) IS TRUE",
+            "SELECT json_agg(json_build_array(r.place, r.key) ORDER BY r.key)"
+            " FROM (SELECT w.place, u.key FROM json_array_elements_text($1 -> 'keys') AS u (key)"
+            f" CROSS JOIN LATERAL (SELECT t.ctid AS place FROM ONLY {self._part['name']} AS t"
+            f" WHERE t.segment_embedding IS NULL AND {self._has_key('t', 'u.key')} OFFSET 0) AS w) AS r",
             by_index=True, keys=self._left.pop(0),
         )  # fmt: skip
         self._is_through = not self._left
