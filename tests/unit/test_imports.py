@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "files": {"archives", "errors"},
     "work": {"progress", "terminal"},
     "backend": {"errors", "files", "progress", "protocol", "sentences"},
-    "ingest": {"abc", "archives", "errors", "priority", "protocol", "scratch", "shortage", "zstd"},
+    "ingest": {"abc", "archives", "errors", "priority", "protocol", "zstd"},
     "server": {"abc", "errors", "priority", "protocol", "scratch", "sentences", "shortage", "ingest", "work"},
     "client": {"errors", "files", "integrations", "protocol", "search_path", "terminal", "work", "zstd"},
     "integrations": {"errors", "protocol", "search_path"},
