@@ -273,7 +273,7 @@ class Retrieval:
         store = discovery.of_record(self._plpy, self._schema, call["store"], call["relation"])
         # a function of one argument can be written as a column
         key = asked.get("metadata_key", [])
-        columns = discovery.readable(self._plpy, self._schema, call["relation"], key)
+        columns = discovery.readable(self._plpy, self._schema, int(call["relation"]), key)
         store = store._replace(key=tuple(name for name in key if name in columns))
         vectors = Vectors(vector, {(1, None): own} if own else {})
         if asked.get("embedding") is not None:
