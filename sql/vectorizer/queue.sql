@@ -33,13 +33,15 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS 
 -- purpose: the tables with a vectorizer whose owners a worker of the caller's serves, and whether what a run
 -- fills has node groups. By owner: any role can make thousands of tables that look like such ones
 -- Reads: the catalog
+DECLARE
+  _vectorized oid[] := ml_rag._vectorized();
 BEGIN
   RETURN QUERY SELECT c.oid, EXISTS (
       SELECT FROM ml_rag._node_groups(coalesce(ml_rag._segment_table(c.oid)::oid, c.oid)))
     FROM pg_class AS c
-    WHERE c.oid = ANY (ml_rag._vectorized()) AND c.relowner = ANY (ARRAY(
-      SELECT o.relowner FROM (SELECT DISTINCT t.relowner FROM pg_class AS t
-        WHERE t.oid = ANY (ml_rag._vectorized())) AS o
+    WHERE c.oid = ANY (_vectorized) AND c.relowner = ANY (ARRAY(
+      SELECT o.relowner FROM (
+        SELECT DISTINCT t.relowner FROM pg_class AS t WHERE t.oid = ANY (_vectorized)) AS o
       WHERE ml_rag._trusts(o.relowner)));
 END
 $$;

@@ -94,6 +94,15 @@ BEGIN
       ORDER BY c.oid), true);
     PERFORM ml_rag._refuse_foreign_trigger(relation, _table);
   END IF;
+  IF operation = 'TRUNCATE' THEN
+    -- with its node groups, whose keys refer to it; their locks are waited for before the names are looked at
+    PERFORM ml_rag._hold(ml_rag._node_tables(_table));
+    PERFORM ml_rag._refuse_foreign_schema(t) FROM unnest(ml_rag._node_tables(_table)) AS t;
+    RETURN (SELECT ARRAY[format('LOCK TABLE %1$s IN ACCESS EXCLUSIVE MODE; '
+        'SELECT ml_rag._check_names(%2$L); TRUNCATE %1$s', string_agg('ONLY ' || ml_rag._full_name(t), ', '),
+        jsonb_object_agg(ml_rag._full_name(t), t::bigint))]
+      FROM unnest(ml_rag._node_tables(_table)) AS t);
+  END IF;
   _segments := 'ONLY ' || ml_rag._full_name(_table);
   -- the statement before has waited for rows, perhaps
   _check := format('SELECT ml_rag._check_names(%L); ', jsonb_build_object(ml_rag._full_name(_table),
@@ -137,23 +146,7 @@ BEGIN
       format('%sDELETE FROM %s AS s USING %s WHERE %s AND EXISTS (SELECT FROM %2$s AS s WHERE %5$s)', _check,
         _segments, _rows, _keys.old, _keys.new),
       format('%sUPDATE %s AS s SET %s, document_id = %s FROM %s WHERE %s', _check, _segments, _keys.set,
-        _keys.document_id, _rows, _keys.old)]
-    -- with its node groups, whose keys refer to it
-    WHEN operation = 'TRUNCATE' THEN ARRAY[ml_rag._truncation(ml_rag._node_tables(_table))] END;
-END
-$$;
-
-CREATE FUNCTION ml_rag._truncation(tables oid[]) RETURNS text
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: SQL that empties tables, but not their children; it waits for their locks before it looks whether
--- the names are still theirs
-BEGIN
-  PERFORM ml_rag._hold(tables);
-  PERFORM ml_rag._refuse_foreign_schema(t) FROM unnest(tables) AS t;
-  RETURN (SELECT format('LOCK TABLE %1$s IN ACCESS EXCLUSIVE MODE; SELECT ml_rag._check_names(%2$L); '
-      'TRUNCATE %1$s', string_agg('ONLY ' || ml_rag._full_name(t), ', '),
-      jsonb_object_agg(ml_rag._full_name(t), t::bigint))
-    FROM unnest(tables) AS t);
+        _keys.document_id, _rows, _keys.old)] END;
 END
 $$;
 

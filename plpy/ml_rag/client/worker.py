@@ -230,7 +230,10 @@ class Worker:
         # what is given away from here on is not run
         options = Jsonb({"batches": self.batches, "owner": trusted[0]})
         told: list[str | None] = []
-        note = lambda diagnostic: told.append(diagnostic.sqlstate)  # noqa: E731 - it is removed again
+
+        def note(diagnostic: psycopg.errors.Diagnostic) -> None:
+            told.append(diagnostic.sqlstate)
+
         connection.add_notice_handler(note)
         try:
             call = "CALL ml_rag.run_vectorizer(%s::oid::regclass, %s)"

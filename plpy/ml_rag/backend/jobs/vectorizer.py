@@ -184,6 +184,7 @@ class Vectorizer(Column):
         return written
 
     def _rows(self, key: str, lines: list[segments.Line], firsts: list[_Row]) -> Iterator[_Row]:
+        """The segments of a row but for the first, which goes to ``firsts``."""
         for row in segments.numbered(lines):
             if row[0] == 1:
                 firsts.append((key, *row))

@@ -207,7 +207,7 @@ class Finder:
         found = Found(row, sources, search, self._context.settings)
         if request.explains:
             self._context.after_pause()
-            # EXPLAIN is none of the statements that may be of one moment with others
+            # not within at_one_moment, where PostgreSQL allows no EXPLAIN
             self._explained = rights.now(self._plpy, lambda: explain.steps(self._context, found, self.failures))
         return found
 

@@ -517,7 +517,7 @@ class Search:
             sources = [source._replace(searches=tuple(source.searches)) for source in again]
 
     def _look(self) -> None:
-        """Whether the names of what is read next are still theirs, where something was read before it; that can have
+        """Look whether the stores still have their names, before they are read once more: what was read before can have
         taken any time."""
         if self._has_read:
             self._context.after_pause()
