@@ -227,6 +227,14 @@ def test_the_nearest_comes_first_with_its_distance(boats: MlRagVectorStore) -> N
     assert relevance == pytest.approx(1, abs=1e-4)
 
 
+def test_relevance_is_by_the_metric_of_the_options(asker_dsn: str, boats: MlRagVectorStore) -> None:
+    store = MlRagVectorStore(asker_dsn, "public.boats", options={"distance_metric": "EUCLIDEAN"})
+    (_, distance), *_ = store.similarity_search_with_score("red house", 1)
+    (_, relevance), *_ = store.similarity_search_with_relevance_scores("red house", 1)
+    assert relevance == pytest.approx(1 / (1 + distance))
+    store.close()
+
+
 def test_a_hit_without_a_distance(owner: Connection, boats: MlRagVectorStore) -> None:
     """Found by its words alone, or of a vector of zeros, such as anybody may have who writes to the store."""
     words = {"semantic_search": False, "keyword_search": True}
@@ -482,6 +490,20 @@ def test_threads_that_add_the_same_new_ids_wait_for_each_other(asker_dsn: str) -
         assert [len(one) for one in added] == [2000] * 4
     assert [d.page_content for d in store.get_by_ids(ids)] == ids
     store.close()
+
+
+def test_a_deletion_that_a_writer_is_in_the_way_of_is_made_again(owner: Connection, boats: MlRagVectorStore) -> None:
+    """Both would wait for each other for ever; PostgreSQL ends the one that looks first."""
+    with ThreadPoolExecutor(1) as pool, owner.transaction():
+        owner.execute("SET LOCAL deadlock_timeout = '60s'")
+        owner.execute("UPDATE public.boats SET segment = segment WHERE id = 'b'")
+        deleted = pool.submit(boats.delete, ["a", "b"])
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()"
+        wait_until(lambda: value_of(owner, waiting) > 0)
+        owner.execute("UPDATE public.boats SET segment = segment WHERE id = 'a'")
+        assert not deleted.done()
+    assert deleted.result() is True
+    assert found(boats, None) == {"c", "d"}
 
 
 def test_an_empty_id_is_one(boats: MlRagVectorStore) -> None:

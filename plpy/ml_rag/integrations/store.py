@@ -45,7 +45,8 @@ _PREREQUISITE = psycopg.errors.ObjectNotInPrerequisiteState
 _WRONG_ID = psycopg.errors.DatatypeMismatch, psycopg.errors.InvalidColumnReference
 #: what is said of a name or a number that another session has taken meanwhile
 _TAKEN = psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation
-#: times that rows are written whose numbers in a document others take: each time one of these is done
+#: times that rows are written whose numbers in a document others take, or deleted that others write: each time one of
+#: these is done
 _ATTEMPTS = 20
 Text = TypeVar("Text", bound=str | None)
 
@@ -304,7 +305,7 @@ class Store:
                     detail=error.diag.message_primary,
                     hint="It must be of type text, and UNIQUE.",
                 ) from None
-            except psycopg.errors.UniqueViolation:
+            except (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
                 if not left:
                     raise
 
@@ -317,8 +318,15 @@ class Store:
             "DELETE FROM {} AS t WHERE {}"
             " AND (%(documents)s::bigint[] IS NULL OR t.document_id = ANY (%(documents)s)){}"
         ).format(self.table, self._is_listed, condition)
-        with self._database.transaction() as connection:
-            connection.execute(query, {"ids": listed(ids), "documents": documents, **arguments})
+        parameters = {"ids": listed(ids), "documents": documents, **arguments}
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                with self._database.transaction() as connection:
+                    connection.execute(query, parameters)
+                return
+            except psycopg.errors.DeadlockDetected:  # to lock the rows in the order of their ids would need UPDATE
+                if not left:
+                    raise
 
     def rows(self, options: Mapping[str, Any], ids: Iterable[str] | None = None) -> list[dict[str, Any]]:
         """Id, document_name, segment and metadata of the rows of these ids, in their order; None: all.
@@ -327,10 +335,14 @@ class Store:
         condition, arguments = self._condition(options)
         query = sql.SQL(
             "SELECT {0} AS id, t.document_name, t.segment, t.metadata FROM {1} AS t"
-            " WHERE t.segment IS NOT NULL AND {2}{3}"
-            " ORDER BY pg_catalog.array_position(%(ids)s::text[], {0}), t.document_id, t.segment_number"
+            " WHERE t.segment IS NOT NULL AND {2}{3} ORDER BY t.document_id, t.segment_number"
         ).format(self._id, self.table, self._is_listed, condition)
-        return self._database.rows(query, {"ids": listed(ids), **arguments})
+        ids = listed(ids)
+        found = self._database.rows(query, {"ids": ids, **arguments})
+        if ids is None:
+            return found
+        first = {key: place for place, key in reversed(list(enumerate(ids)))}
+        return sorted(found, key=lambda row: first[row["id"]])
 
     def _condition(self, options: Mapping[str, Any]) -> tuple[sql.SQL, dict[str, Any]]:
         """The options that leave rows out, as a condition that begins with AND, or empty, and its parameters."""
