@@ -92,8 +92,8 @@ class MlRagVectorStore(VectorStore):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._embedding = embedding
-        self._distance_metric = distance_metric
         self._options = dict(options or {})
+        self._distance_metric = str(self._options.get("distance_metric") or distance_metric)
         self._database = Database(dsn, name="ml_rag langchain")
         dimensions = None if embedding is None else len(embedding.embed_query("dimensions"))
         self._store = Store(self._database, store, dimensions)
