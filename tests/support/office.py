@@ -176,6 +176,39 @@ def written_pdf(text: str, *annotations: str, fields: str = "") -> bytes:
     return made + more.encode() + b"trailer\n<< /Root 1 0 R >>\n%%EOF\n"  # without a table, which pdfium makes again
 
 
+def right_to_left_pdf(lines: list[list[tuple[float, str]]], *, is_beside: bool = False) -> bytes:
+    """Lines of texts in Hebrew or Arabic that begin at x, in Courier 10. Lam and alef are one glyph.
+
+    ``is_beside``: with the letters beside their glyphs, as Chromium writes them."""
+    glyphs = sorted({glyph for line in lines for _, text in line for glyph in _glyphs(text)} - {" "})
+    codes = {" ": " "} | {glyph: chr(0x41 + place) for place, glyph in enumerate(glyphs)}
+    drawn = []
+    for i, line in enumerate(lines):
+        for x, text in line:
+            shown = _glyphs(text)[::-1]
+            left, y = x - 6 * len(shown), 700 - 15 * i
+            if not is_beside:
+                drawn.append(_shown(left, y, "".join(codes[glyph] for glyph in shown), 10))
+                continue
+            drawn.append(f"BT /F1 10 Tf {left} {y} Td")
+            for glyph in shown:
+                beside = glyph.encode("utf-16-be").hex()
+                drawn.append(f"/Span << /ActualText <FEFF{beside}> >> BDC ({codes[glyph]}) Tj EMC 6 0 Td")
+            drawn.append("ET")
+    known = "\n".join(f"<{ord(code):02x}> <{glyph.encode('utf-16-be').hex()}>" for glyph, code in codes.items())
+    cmap = (
+        "/CIDInit /ProcSet findresource begin 12 dict begin begincmap 1 begincodespacerange <00> <ff> "
+        f"endcodespacerange {len(codes)} beginbfchar\n{known}\nendbfchar endcmap end end"
+    )
+    made = _pdf(["\n".join(drawn)]).partition(b"xref\n")[0].replace(b"/Helvetica", b"/Courier /ToUnicode 6 0 R")
+    more = f"6 0 obj\n<< /Length {len(cmap)} >>\nstream\n{cmap}\nendstream\nendobj\n"
+    return made + more.encode() + b"trailer\n<< /Root 1 0 R >>\n%%EOF\n"  # without a table, which pdfium makes again
+
+
+def _glyphs(word: str) -> list[str]:
+    return re.findall("\u0644[\u0622\u0623\u0625\u0627]|.", word)
+
+
 def _pdf(streams: list[str]) -> bytes:
     """A PDF of pages with these contents."""
     objects = ["<< /Type /Catalog /Pages 2 0 R >>", "", "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]

@@ -11,7 +11,7 @@ from ml_rag.ingest.formats.pdf_grid import Ruling
 from ml_rag.ingest.formats.pdf_tables import find_tables
 from ml_rag.ingest.formats.pdf_words import Word
 from ml_rag.ingest.parse import parse
-from support.office import placed_pdf, text_pdf, turned_pdf
+from support.office import placed_pdf, right_to_left_pdf, text_pdf, turned_pdf
 from support.shared_data import SHARED, shared
 
 Text = tuple[float, float, str]
@@ -246,6 +246,25 @@ def test_whatever_the_places_no_word_is_lost_or_in_two_tables(seed: int) -> None
         assert len({len(row) for row in table.rows}) == 1
         text = " ".join([table.title, *(cell for row in table.rows for cell in row)])
         assert all(word.text in text for word in table.words)
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_what_is_read_from_the_right(is_beside: bool) -> None:
+    """Lines of a paragraph end at the left, columns begin at the right; lam and alef of one glyph keep their order."""
+    lines = ["وعليه فإن السلام على الأرض", "خلال المرحلة المقبلة من", "الأهداف الإنسانية"]
+    (text,) = blocks(right_to_left_pdf([[(500, line)] for line in lines], is_beside=is_beside))
+    assert text == " ".join(lines)
+
+
+def test_a_table_that_is_read_from_the_right() -> None:
+    rows = [["البرنامج", "السعر", "ملاحظات"], ["الأول", "مائة", "للمالية"], ["الثاني", "ثلاثمائة", "للإدارة فقط"]]
+    (text,) = blocks(right_to_left_pdf([list(zip([450, 300, 150], row, strict=True)) for row in rows]))
+    assert text.splitlines() == [
+        "| البرنامج | السعر | ملاحظات |",
+        "| --- | --- | --- |",
+        "| الأول | مائة | للمالية |",
+        "| الثاني | ثلاثمائة | للإدارة فقط |",
+    ]
 
 
 def test_words_beyond_any_page_are_not_looked_at() -> None:

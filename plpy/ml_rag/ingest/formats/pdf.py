@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, chain, islice, pairwise
+from itertools import accumulate, chain, groupby, islice, pairwise
 from typing import Any
 
 from ml_rag import abc
@@ -75,6 +75,14 @@ _BULLET = re.compile(r"^(?:[•●▪■◦‣–\-*·○➢]|o|\(?\d{1,3}[.)]|\
 _GLYPH_BULLET = re.compile(r"^[•●▪■◦‣·○➢\uf0b7\uf0a7]\s*")
 _SENTENCE_END = re.compile(r"[.!?:;…。！？：；][\"'”’)\]]*$")
 _WIDE = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef]")
+#: a letter or a mark of Hebrew or Arabic, no sign and no figure
+_RIGHT_TO_LEFT = (
+    r"(?:(?![\u060c\u061b\u061f\u0660-\u066d\u06d4\u06f0-\u06f9])[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc])"
+)
+#: letters of a word of Arabic or Hebrew, such as that of an abbreviation with its mark
+_TURNED = re.compile(rf"{_RIGHT_TO_LEFT}+(?:[\"']{_RIGHT_TO_LEFT}+)*")
+#: a mark of an Arabic letter, which pdfium puts before it after a space of no width, as Word writes it
+_MARK_BEFORE = re.compile(rf" ([\u064b-\u0652\u0670])({_RIGHT_TO_LEFT})")
 
 
 #: left, bottom, right, top, in points, y upwards
@@ -86,7 +94,7 @@ class _Line:
     """A line of a page, or several that hyphens hold together.
 
     Places are in points, y upwards: where it starts (left, y), where it ends, its right border. ``size`` is the
-    font's, None where not known.
+    font's, None where not known. A page that is read from the right is mirrored: x of all places is negated.
     """
 
     text: str
@@ -153,10 +161,10 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
                     page.close()
                     page = pdf[number - 1]
                     lines = _lines(page, raw)
-            pages[number] = _with_tables(page, raw, *(lines or ([], [])))
+            pages[number] = _with_tables(page, raw, *(lines or ([], [], False)))
             heights[number] = page.get_bbox()[1::2]
             is_scan = _is_scan(page, raw, pages[number])
-            places = _picture_places(page, raw, [] if is_scan else pages[number])
+            places = _picture_places(page, raw, [] if is_scan else pages[number], lines is not None and lines[2])
             left = places
             if request.pictures is not None:
                 described[number], left = _describe(page, number, places, request.pictures)
@@ -273,8 +281,10 @@ def _title(title: str | None) -> str | None:
     return None if title is None or bad.match(title.strip()) else title
 
 
-def _lines(page: Any, raw: Any) -> tuple[list[_Line], list[WordPlace]] | None:
-    """The lines of a page in the order of the file, and the places of their words; None if its fonts do not tell."""
+def _lines(page: Any, raw: Any) -> tuple[list[_Line], list[WordPlace], bool] | None:
+    """The lines of a page in the order of the file, the places of their words, whether these are mirrored.
+
+    None if its fonts do not tell."""
     textpage = page.get_textpage()
     try:
         handle = textpage.raw
@@ -282,6 +292,8 @@ def _lines(page: Any, raw: Any) -> tuple[list[_Line], list[WordPlace]] | None:
             return None
         text: str = textpage.get_text_range()
         has_marks = _HYPHEN_MARK.search(text) is not None
+        turned = sum(map(len, _TURNED.findall(text)))
+        is_mirrored = 2 * turned > sum(map(str.isalpha, text))
         lines: list[_Line] = []
         words: list[WordPlace] = []
         start = 0
@@ -291,29 +303,62 @@ def _lines(page: Any, raw: Any) -> tuple[list[_Line], list[WordPlace]] | None:
             shown = piece.strip()
             if shown:
                 first = start + len(piece) - len(piece.lstrip())
+                shown = _in_order(raw, handle, shown, first) if turned else shown
                 line = _Line(_HYPHEN_MARK.sub(_MARK, shown) if has_marks else shown, space=piece[-1:].isspace())
+                line.text = _MARK_BEFORE.sub(r"\2\1", line.text) if turned else line.text
                 begin = raw.FPDFText_GetCharIndexFromTextIndex(handle, first)
                 end = raw.FPDFText_GetCharIndexFromTextIndex(handle, first + len(shown) - 1)
                 if begin >= 0 and raw.FPDFText_GetCharBox(handle, begin, *pointers):
-                    line.left, line.right = box[0].value, box[1].value
+                    line.left, line.right = _mirrored(box[0].value, box[1].value, is_mirrored)
                     raw.FPDFText_GetCharOrigin(handle, begin, *pointers[:2])
                     line.y = line.end_y = box[1].value  # the base line: boxes of letters differ in height
                     line.size = _size(raw, handle, begin)
                     line.angle = raw.FPDFText_GetCharAngle(handle, begin)
                 if end >= 0 and raw.FPDFText_GetCharBox(handle, end, *pointers):
-                    line.end = box[1].value
+                    _, line.end = _mirrored(box[0].value, box[1].value, is_mirrored)
                     line.right = max(line.right, line.end)
                     raw.FPDFText_GetCharOrigin(handle, end, *pointers[:2])
                     line.end_y = box[1].value
                 size = line.size or 10.0
                 is_upright = abs(line.end_y - line.y) > size and abs(line.end - line.left) < 2 * size
                 if begin >= 0 and not is_upright:
-                    words += _words(raw, handle, shown, first, begin, end, line, len(lines))
+                    words += _words(raw, handle, shown, first, begin, end, line, len(lines), is_mirrored)
                 lines.append(line)
             start += len(piece) + (2 if text[start + len(piece) : start + len(piece) + 2] == "\r\n" else 1)
-        return lines, words
+        return lines, words, is_mirrored
     finally:
         textpage.close()
+
+
+def _mirrored(left: float, right: float, is_mirrored: bool) -> tuple[float, float]:
+    return (-right, -left) if is_mirrored else (left, right)
+
+
+def _in_order(raw: Any, handle: Any, shown: str, first: int) -> str:
+    """A line whose text begins at ``first``, with the letters of Arabic and Hebrew words in the order of reading.
+
+    pdfium turns a line that is read from the right around, with it the letters of one glyph, such as lam and alef, but
+    not letters that stand as text beside their glyphs, as Chromium writes them."""
+    rectangle = raw.FS_RECTF()
+    pointer = ctypes.byref(rectangle)
+
+    def box(at: int) -> tuple[float, float]:
+        index = raw.FPDFText_GetCharIndexFromTextIndex(handle, at)
+        is_known = index >= 0 and raw.FPDFText_GetLooseCharBox(handle, index, pointer)
+        return (rectangle.left, rectangle.right) if is_known else (0.0, 0.0)
+
+    def turned(word: re.Match[str]) -> str:
+        boxes = [box(first + at) for at in range(*word.span())]
+        glyphs = [
+            (place, "".join(character for _, character in glyph))
+            for place, glyph in groupby(zip(boxes, word[0], strict=True), key=lambda one: one[0])
+        ]
+        if any(sum(one) / 2 < other[0] for (one, _), (other, _) in pairwise(glyphs)):
+            glyphs.sort(key=lambda glyph: -glyph[0][1])
+            return "".join(text for _, text in glyphs)
+        return "".join(text[::-1] if left < right else text for (left, right), text in glyphs)
+
+    return _TURNED.sub(turned, shown)
 
 
 def _is_unmapped(raw: Any, handle: Any) -> bool:
@@ -327,7 +372,7 @@ def _is_unmapped(raw: Any, handle: Any) -> bool:
 
 
 def _words(
-    raw: Any, handle: Any, shown: str, first: int, begin: int, end: int, line: _Line, number: int
+    raw: Any, handle: Any, shown: str, first: int, begin: int, end: int, line: _Line, number: int, is_mirrored: bool
 ) -> list[WordPlace]:
     """The words of a line, whose text begins at ``first`` and whose characters are ``begin`` to ``end``."""
     rectangle = raw.FS_RECTF()
@@ -351,20 +396,28 @@ def _words(
             bottom = bottom if words else rectangle.bottom
             y = line.y + rectangle.bottom - bottom
         if last != at and get(handle, last, pointer):
+            left = min(left, rectangle.left) if is_mirrored else left
             right = max(right, rectangle.right)
+        left, right = _mirrored(left, right, is_mirrored)
         if abs(left) < _FAR and abs(right) < _FAR and abs(y) < _FAR:  # which NaN is not
             words.append((match[0], left, right, y, size, number))
     return words
 
 
-def _with_tables(page: Any, raw: Any, lines: list[_Line], places: list[WordPlace]) -> list[_Line]:
+def _with_tables(page: Any, raw: Any, lines: list[_Line], places: list[WordPlace], is_mirrored: bool) -> list[_Line]:
     """The lines of a page with its tables in place of their words, each where its first word stood."""
     if not may_have_tables(places):
         return lines
     words = [Word(*place) for place in places]
+    if is_mirrored or any(_TURNED.search(line.text) for line in lines):
+        for word in words:
+            if is_mirrored and not any(map(str.isalpha, word.text)):
+                word.direction = "-"
+            elif (_TURNED.search(word.text) is not None) != is_mirrored:
+                word.direction = "<"
     for word, following in pairwise(words):
         word.space = word.line != following.line and lines[word.line].space
-    tables = find_tables(words, *rulings(page, raw), _join)
+    tables = find_tables(words, *rulings(page, raw, is_mirrored), _join)
     taken: dict[int, set[int]] = {}
     for table in tables:
         for word in table.words:
@@ -434,7 +487,7 @@ def _placed(page: Any, raw: Any) -> Iterator[_Place]:
             yield left, bottom, right, top
 
 
-def _picture_places(page: Any, raw: Any, lines: list[_Line]) -> list[_Place]:
+def _picture_places(page: Any, raw: Any, lines: list[_Line], is_mirrored: bool) -> list[_Place]:
     """Where the pictures of a page stand, but for small ones; the whole of one without text on which something stands.
 
     A picture that text lies on is left out: such a page is a scan with a text layer, or the picture a background.
@@ -442,11 +495,12 @@ def _picture_places(page: Any, raw: Any, lines: list[_Line]) -> list[_Place]:
     if not lines:
         is_empty = not raw.FPDFPage_CountObjects(page.raw) and not raw.FPDFPage_GetAnnotCount(page.raw)
         return [] if is_empty else [page.get_bbox()]
+    starts = [(-line.left if is_mirrored else line.left, line.y) for line in lines if not line.picture]
     return [
         (left, bottom, right, top)
         for left, bottom, right, top in _placed(page, raw)
         if right - left >= _PICTURE_WIDTH and top - bottom >= _PICTURE_HEIGHT
-        if not any(left <= line.left <= right and bottom <= line.y <= top for line in lines if not line.picture)
+        if not any(left <= x <= right and bottom <= y <= top for x, y in starts)
     ]
 
 
@@ -585,7 +639,8 @@ def _column_border(lines: list[_Line], i: int) -> float:
     """Where the lines around a line end at the right: the border of its column."""
     line = lines[i]
     around = lines[max(0, i - 4) : i + 5]
-    return max(other.right for other in around if other.left <= line.right and line.left <= other.right)
+    beside = (other.right for other in around if other.left <= line.right and line.left <= other.right)
+    return max(beside, default=line.right)
 
 
 def _level(line: _Line, heading_sizes: list[float]) -> int:

@@ -61,11 +61,14 @@ def objects(page: Any, raw: Any, kind: int) -> Iterator[tuple[Any, _Box, _Matrix
     yield from read(page.raw, raw.FPDFPage_CountObjects, raw.FPDFPage_GetObject, _IDENTITY, 0)
 
 
-def rulings(page: Any, raw: Any) -> tuple[list[Ruling], list[Ruling]]:
-    """Horizontal and vertical lines of a page, and edges of its boxes."""
+def rulings(page: Any, raw: Any, is_mirrored: bool) -> tuple[list[Ruling], list[Ruling]]:
+    """Horizontal and vertical lines of a page, and edges of its boxes; mirrored: with x negated."""
     drawn = _Drawn(raw, *page.get_size())
     for path, place, matrix in islice(objects(page, raw, raw.FPDF_PAGEOBJ_PATH), _MAX_OBJECTS):
         drawn.add(path, *place, matrix)
+    if is_mirrored:
+        drawn.horizontal = [Ruling(one.at, -one.high, -one.low) for one in drawn.horizontal]
+        drawn.vertical = [Ruling(-one.at, one.low, one.high) for one in drawn.vertical]
     return _merged(drawn.horizontal), _merged(drawn.vertical)
 
 

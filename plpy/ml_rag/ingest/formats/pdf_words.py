@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ SNAP = 3.0
 GAP, GUTTER = 1.0, 0.5
 #: characters of a line of a column of running text
 TEXT_CHARACTERS = 24
+#: words that are read against the direction of their page
+_AGAINST = re.compile("-*<(?:[<-]*<)?")
 
 
 @dataclass(slots=True)
@@ -26,6 +29,8 @@ class Word:
     y: float
     size: float
     line: int
+    #: the direction that it is read in: "|" that of its page, "<" the other one, "-" none
+    direction: str = "|"
     #: whether a space follows where the line ends
     space: bool = False
 
@@ -95,15 +100,23 @@ def left_of(word: Word) -> float:
     return word.left
 
 
+def _as_read(words: list[Word]) -> list[Word]:
+    """The words of a line, from the left, in the order of reading; a number beside a turned word follows it."""
+    for run in _AGAINST.finditer("".join(word.direction for word in words)):
+        words[run.start() : run.end()] = words[run.start() : run.end()][::-1]
+    return words
+
+
 def cell_text(words: Sequence[Word], join: Join) -> str:
     """The words of a cell, line by line from the top."""
     if len({word.y for word in words}) < 2:
-        return " ".join(word.text for word in sorted(words, key=left_of)).replace("\ufffe", "\x02")
+        return " ".join(word.text for word in _as_read(sorted(words, key=left_of))).replace("\ufffe", "\x02")
     text, space = "", False
     for row in visual_rows(words):
-        line = " ".join(word.text.replace("\ufffe", "\x02") for word in row.words)
+        read = _as_read(row.words)
+        line = " ".join(word.text.replace("\ufffe", "\x02") for word in read)
         text = join(text + " " if space else text, line) if text else line
-        space = row.words[-1].space
+        space = read[-1].space
     return text
 
 
