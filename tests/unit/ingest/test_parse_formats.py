@@ -404,6 +404,21 @@ def test_pptx_has_shapes_with_formulas() -> None:
     assert only_slide(members) == "# Title\n\nx=1 is it"
 
 
+def test_pptx_has_slides_that_someone_has_drawn_on() -> None:
+    """PowerPoint keeps ink as a part of its own, and as a picture for older versions."""
+    with zipfile.ZipFile(BytesIO(pptx([("Title", "body", "")]))) as deck:
+        members = {name: deck.read(name) for name in deck.namelist()}
+    slide = "ppt/slides/slide1.xml"
+    mc = "http://schemas.openxmlformats.org/markup-compatibility/2006"
+    ink = (
+        f'<mc:AlternateContent xmlns:mc="{mc}"><mc:Choice xmlns:p14="http://schemas.microsoft.com/office/powerpoint/'
+        '2010/main" Requires="p14"><p:contentPart p14:bwMode="auto"><p14:nvContentPartPr/></p:contentPart></mc:Choice>'
+        "<mc:Fallback/></mc:AlternateContent></p:spTree>"
+    )
+    members[slide] = members[slide].replace(b"</p:spTree>", ink.encode())
+    assert only_slide(members) == "# Title\n\nbody"
+
+
 @pytest.mark.parametrize(
     "around",
     [

@@ -67,6 +67,8 @@ def _choose(root: Any) -> None:
         for one in taken if taken is not None else ():
             choice.addprevious(one)
         choice.getparent().remove(choice)
+    for ink in list(root.iter("{http://schemas.openxmlformats.org/presentationml/2006/main}contentPart")):
+        ink.getparent().remove(ink)  # python-pptx takes it for a shape, and fails
     for one in list(root.iter("{http://schemas.microsoft.com/office/drawing/2010/main}m")):
         one.getparent().replace(one, run_of([formula(one)], _DRAWING, one))
 
