@@ -29,6 +29,8 @@ RESULT_BYTES = 16 * 1024 * 1024
 RESULT_VALUES = 1_000_000
 #: of a statement
 MAX_CHARACTERS = 20_000
+#: times that it is parsed, while locks of what it reads are taken
+_PARSED = 40
 
 #: what holds while the statement runs; nothing of it can be undone from within
 _SETTINGS = {
@@ -123,13 +125,9 @@ def _decide(plpy: Any, statement: str, within: Within, schemas: list[str], outco
     _value(plpy, "SELECT pg_catalog.set_config('search_path', $1, true)", "text", path)
     # Citus would warn that it cannot make the view on its workers
     plpy.execute("SELECT pg_catalog.set_config('citus.enable_ddl_propagation', 'off', true)")
-    plan = plpy.prepare("SELECT ml_rag._type_that_runs_code($1, $2) AS value", ["text", "text[]"])
-    if named := plpy.execute(plan, [statement, schemas])[0]["value"]:
+    if named := _parse(plpy, statement, within, schemas):
         outcome.reason = f"it may use {named}, which runs code of an untrusted owner"
         return
-    # by itself first: where its parentheses are balanced, those around it below cannot be closed from within
-    with _MemoryLimit(PARSING_BYTES):
-        plpy.prepare(statement)
     view = f"CREATE TEMP VIEW ml_rag_statement_columns AS SELECT true AS x FROM (\n{statement}\n) AS ml_rag_statement"  # noqa: S608
     try:
         with plpy.subtransaction():
@@ -161,6 +159,38 @@ def _decide(plpy: Any, statement: str, within: Within, schemas: list[str], outco
     )
     arguments = ("oid[]", within.relations, "text[]", within.schemas, "text[]", within.tables)
     outcome.reason = _value(plpy, refusal, *arguments) or _too_large(plpy)
+
+
+def _parse(plpy: Any, statement: str, within: Within, schemas: list[str]) -> str | None:
+    """Parse it, so that what it reads is locked; or the type, among those that it may use, that runs code.
+
+    To parse a constant runs the CHECK of its domain, and one can be made while a lock is waited for: so locks of tables
+    are waited for before types are looked at, and none after it."""
+    hold = (
+        "SELECT ml_rag._hold(ARRAY(SELECT c.oid FROM pg_catalog.pg_class AS c"
+        " WHERE c.oid OPERATOR(pg_catalog.=) ANY ($1) AND pg_catalog.strpos($2, c.relname) OPERATOR(pg_catalog.>) 0))"
+    )
+    types = "SELECT ml_rag._type_that_runs_code($1, $2)"
+    lock_timeout = _value(plpy, "SELECT pg_catalog.current_setting('lock_timeout')")
+    set_lock_timeout = "SELECT pg_catalog.set_config('lock_timeout', $1, true)"
+    for attempt in range(_PARSED):
+        _value(plpy, hold, "oid[]", within.relations, "text", statement)
+        _value(plpy, set_lock_timeout, "text", "1ms")
+        try:
+            with plpy.subtransaction():
+                named: str | None = _value(plpy, types, "text", statement, "text[]", schemas)
+                if named is None:
+                    # by itself: where its parentheses are balanced, those around it later cannot be closed from within
+                    with _MemoryLimit(PARSING_BYTES):
+                        plpy.prepare(statement)
+            return named
+        except plpy.SPIError as e:
+            if sqlstate(e) != "55P03" or attempt == _PARSED - 1:
+                raise
+        finally:
+            _value(plpy, set_lock_timeout, "text", lock_timeout)
+        _value(plpy, "SELECT pg_catalog.pg_sleep(0.05)")
+    raise AssertionError
 
 
 def _too_large(plpy: Any) -> str | None:
