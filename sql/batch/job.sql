@@ -129,7 +129,7 @@ BEGIN
     END IF;
   END IF;
   SELECT array_agg(a.attname ORDER BY k.place),
-    array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY k.place)
+    array_agg(ml_rag._type_name(a.atttypid, a.atttypmod) ORDER BY k.place)
   INTO _key, _key_types
   FROM pg_index AS x
   CROSS JOIN LATERAL unnest(x.indkey::smallint[]) WITH ORDINALITY AS k (attnum, place)
@@ -141,19 +141,20 @@ BEGIN
       HINT = format('ALTER TABLE %s ADD PRIMARY KEY (…);', _input);
   END IF;
 
+  _output := to_regclass(_out.relation);
+  PERFORM ml_rag._hold(ARRAY[_output::oid]) WHERE _output IS NOT NULL;
   IF _model IS NOT NULL THEN
     -- a first vector tells the dimensions, and whether the model works, before anything is made
     _type := format('@vector@.vector(%s)', @vector@.vector_dims(ml_rag.embed('dimensions', _model)));
   END IF;
   PERFORM ml_rag._check_names(jsonb_build_object(_in.relation, _input::oid));
-  _output := to_regclass(_out.relation);
   IF _output IS NULL THEN
     EXECUTE format('CREATE TABLE %s (%s, %I %s, PRIMARY KEY (%s))', _out.relation,
       (SELECT string_agg(format('%I %s', k, t), ', ') FROM unnest(_key, _key_types) AS u (k, t)),
       _out.column_name, _type, (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k));
     _output := _out.relation::regclass;
   ELSE
-    PERFORM ml_rag._hold(ARRAY[_output::oid]);
+    PERFORM ml_rag._check_name(_out.relation, _output);
     EXECUTE format('SELECT FROM %s LIMIT 0', _out.relation);
     SELECT format_type(a.atttypid, a.atttypmod) INTO _existing FROM pg_attribute AS a
     WHERE a.attrelid = _output AND a.attname = _out.column_name AND a.attnum > 0 AND NOT a.attisdropped;
@@ -251,7 +252,12 @@ BEGIN
   RETURN _job || jsonb_build_object(
     'routine', routine, 'options', _options, 'model', _model, 'batch_size', _batch -> 'batch_size',
     'relation', ml_rag._full_name(_output),
-    'names', jsonb_build_object(_in.relation, _input::oid::text, _out.relation, _output::oid::text),
+    -- also of the stores that each row searches
+    'names', coalesce((SELECT jsonb_object_agg(format('%I.%I', n.nspname, c.relname), c.oid::text)
+      FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+      WHERE format('%I.%I', n.nspname, c.relname)
+        = ANY (ml_rag._texts(ml_rag._layered(_parsed) -> 'vector_store'))), '{}')
+      || jsonb_build_object(_in.relation, _input::oid::text, _out.relation, _output::oid::text),
     'count', concat('SELECT count(*) ', _missing),
     -- a batch of rows, after a key. A row that is too long comes without its texts, and the batch ends after
     -- "most" bytes: roles that write into the table cannot fill the memory of the session that calls

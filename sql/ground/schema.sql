@@ -51,6 +51,34 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._base_type(type oid) RETURNS regtype
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+-- purpose: what a type is below its domains  Reads: the catalog
+DECLARE
+  _type oid := type;
+  _base oid;
+BEGIN
+  LOOP
+    SELECT t.typbasetype INTO _base FROM pg_type AS t WHERE t.oid = _type AND t.typtype = 'd';
+    IF NOT FOUND THEN
+      RETURN _type;
+    END IF;
+    _type := _base;
+  END LOOP;
+END
+$$;
+
+CREATE FUNCTION ml_rag._type_name(type oid, modifier integer DEFAULT -1) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+-- purpose: a type as it is written into a statement that compares with stored values: never a domain, which
+-- its owner can rename at any time, so that another role's, with a CHECK of that role's, has the name
+DECLARE
+  _base oid := ml_rag._base_type(type);
+BEGIN
+  RETURN format_type(_base, CASE WHEN _base = type THEN modifier ELSE -1 END);
+END
+$$;
+
 CREATE FUNCTION ml_rag._check_writable(what text, relation regclass DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: stop what writes before it asks a model, where only temporary tables can be written

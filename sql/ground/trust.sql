@@ -248,10 +248,49 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._schemas_of(relations oid[]) RETURNS SETOF oid
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+-- purpose: the schemas that statements on relations name: their own, and those of the types of their columns
+-- Reads: the catalog
+BEGIN
+  RETURN QUERY SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = ANY (relations)
+    UNION SELECT t.typnamespace FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+    WHERE a.attrelid = ANY (relations) AND a.atttypid >= 16384;
+END
+$$;
+
+CREATE FUNCTION ml_rag._hold_schemas(relations oid[]) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: the schemas that statements on these relations name keep their names until the end of the
+-- transaction: ALTER SCHEMA waits, from the minor releases of PostgreSQL of 2026 on (seen with 15.20)
+-- The address of an object is looked up again after the wait for its lock.  Errors: 55P03
+DECLARE
+  _schema oid;
+  _found oid;
+BEGIN
+  FOR _schema IN SELECT s FROM ml_rag._schemas_of(relations) AS s ORDER BY s LOOP
+    FOR _round IN 1..10 LOOP
+      BEGIN
+        _found := (SELECT h.objid
+          FROM pg_identify_object_as_address('pg_namespace'::regclass, _schema, 0) AS n
+          CROSS JOIN LATERAL pg_get_object_address(n.type, n.object_names, n.object_args) AS h);
+      EXCEPTION WHEN invalid_schema_name THEN
+        _found := NULL;  -- renamed or dropped since its name was read
+      END;
+      EXIT WHEN _found = _schema OR NOT EXISTS (SELECT FROM pg_namespace AS n WHERE n.oid = _schema);
+    END LOOP;
+    IF _found IS DISTINCT FROM _schema THEN
+      RAISE EXCEPTION USING ERRCODE = '55P03', MESSAGE = 'a schema cannot be locked',
+        DETAIL = 'It was renamed again and again, or dropped.', HINT = 'Try again.';
+    END IF;
+  END LOOP;
+END
+$$;
+
 CREATE FUNCTION ml_rag._hold(relations oid[], from_triggers boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: these relations keep their names and owners until the end of the transaction; a check of owners
--- comes after it
+-- purpose: these relations and their schemas keep their names, and the relations their owners, until the end
+-- of the transaction; a check of owners comes after it
 -- A statement looks its names up again once it has the lock that it waited for. A role that may
 -- create in a schema can make it wait until the owner of a relation has renamed or dropped that, and put
 -- another one there. PREPARE takes the lock, runs nothing and checks no privilege. from_triggers: the tables
@@ -262,7 +301,7 @@ DECLARE
   _name text;
   _statement text;
 BEGIN
-  PERFORM ml_rag._know_names();
+  PERFORM ml_rag._hold_schemas(relations);
   FOREACH _relation IN ARRAY relations LOOP
     _name := ml_rag._relation_name(_relation);
     _statement := format('PREPARE ml_rag_held AS %s FROM ONLY %s',

@@ -126,7 +126,8 @@ BEGIN
   END IF;
   RETURN ROW(store, _group.relation, _group.options, _group.key, coalesce(_group.store_key, _key.key),
     CASE WHEN name IS NULL THEN _key.types ELSE ARRAY(
-      SELECT format_type(a.atttypid, a.atttypmod) FROM unnest(_group.key) WITH ORDINALITY AS k (name, place)
+      SELECT ml_rag._type_name(a.atttypid, a.atttypmod)
+      FROM unnest(_group.key) WITH ORDINALITY AS k (name, place)
       JOIN pg_attribute AS a ON a.attrelid = _group.relation AND a.attname = k.name ORDER BY k.place) END,
     CASE WHEN 'document_id' = ANY (_columns) THEN 'document_id'
       WHEN 'document_name' = ANY (_columns) THEN 'document_name' END,

@@ -141,23 +141,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._base_type(type oid) RETURNS regtype
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: what a type is below its domains  Reads: the catalog
-DECLARE
-  _type oid := type;
-  _base oid;
-BEGIN
-  LOOP
-    SELECT t.typbasetype INTO _base FROM pg_type AS t WHERE t.oid = _type AND t.typtype = 'd';
-    IF NOT FOUND THEN
-      RETURN _type;
-    END IF;
-    _type := _base;
-  END LOOP;
-END
-$$;
-
 CREATE FUNCTION ml_rag._filter_json(
   target text, path text, operator text, given jsonb, parameter text, INOUT arguments text[],
     OUT condition text

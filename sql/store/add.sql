@@ -197,7 +197,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- embedded.
 -- Writes: the table's definition, as the caller
 DECLARE
-  _relation text := ml_rag._relation_name(job.store);
+  _relation text;
   _one record;
   _default pg_attribute;
   _grant record;
@@ -209,6 +209,7 @@ BEGIN
     RETURN;
   END IF;
   PERFORM ml_rag._lock_table(job.store, 'ACCESS EXCLUSIVE', job.lock_seconds, job.call);
+  _relation := ml_rag._relation_name(job.store);
   IF job.starts_anew THEN
     PERFORM ml_rag._drop_column(job.store, e.column_name, e.attnum)
     FROM ml_rag._embeddings(job.store) AS e WHERE e.name = job.embedding;

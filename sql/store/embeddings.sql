@@ -105,7 +105,6 @@ DECLARE
   _one record;
 BEGIN
   PERFORM ml_rag._check_embedding_table(store);
-  _relation := ml_rag._relation_name(store);
   _found := ml_rag._find_embedding(store, name);
   _trigger := ml_rag._embedding_trigger(store, _found.attnum);
   IF _found.is_default THEN
@@ -128,6 +127,7 @@ BEGIN
         'goes without.', store, name);
   END IF;
   PERFORM ml_rag._lock_table(store, 'SHARE UPDATE EXCLUSIVE');
+  _relation := ml_rag._relation_name(store);
   -- another session may have dropped it meanwhile
   _found := ml_rag._find_embedding(store, name);
   _former := (SELECT e.name FROM ml_rag._embeddings(store) AS e WHERE e.is_default);

@@ -145,9 +145,10 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._begin_load(uri text, options jsonb, path name[]) RETURNS jsonb
+CREATE FUNCTION ml_rag._begin_load(uri text, options jsonb, path name[], former oid) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: check everything before the first file, make the store where there is none, return the job
+-- former: the store of the URI before, which this one goes into; its name may lead to another by now
 DECLARE
   _options jsonb := ml_rag._with_dimensions(ml_rag._parse_load_options('vector_store_load', options));
   _model text := _options ->> 'embed_model_id';
@@ -165,6 +166,10 @@ BEGIN
   _name := ml_rag._store_name(_options, _found ->> 'table_name', path);
   PERFORM pg_advisory_xact_lock(ml_rag._store_key(_name.schema_name, _name.table_name));
   _store := to_regclass(format('%I.%I', _name.schema_name, _name.table_name));
+  IF former IS NOT NULL THEN
+    PERFORM ml_rag._hold(ARRAY[former]);
+    PERFORM ml_rag._check_name(format('%I.%I', _name.schema_name, _name.table_name), former);
+  END IF;
   IF _store IS NOT NULL AND NOT _options ? 'schema_name' THEN
     -- again, as any role can make this one wait for the lock
     PERFORM ml_rag._refuse_untrusted(_store);
@@ -254,7 +259,8 @@ BEGIN
   END;
   FOREACH _uri IN ARRAY _uris LOOP
     BEGIN
-      _job := ml_rag._begin_load(_uri, _options, pg_catalog.current_schemas(false));
+      _job := ml_rag._begin_load(_uri, _options, pg_catalog.current_schemas(false),
+        pg_catalog.jsonb_extract_path_text(_job, 'store')::pg_catalog.oid);
 @CATCH_AND_END@
     END;
     PERFORM ml_rag._stage(_call, 'load', pg_catalog.jsonb_extract_path_text(_job, 'request',

@@ -42,6 +42,7 @@ DECLARE
   _name text := ml_rag._relation_name(store);
   _segments text := CASE WHEN segments IS NOT NULL THEN ml_rag._relation_name(segments) END;
 BEGIN
+  PERFORM ml_rag._hold_schemas(array_remove(ARRAY[store::oid, segments::oid], NULL));
   FOR _attempt IN 0..1000000 LOOP
     _wait := least(longest, 0.5 * 2 ^ least(_attempt, 20), _most);
     BEGIN

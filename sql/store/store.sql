@@ -215,7 +215,7 @@ RETURNS TABLE (name name, type text, is_unique boolean, fills_itself boolean)
 LANGUAGE sql STABLE PARALLEL SAFE AS $$
 -- purpose: the columns of a store that its owner has added, and that the caller may read and write
 -- is_unique: segments of one document cannot share a value. fills_itself: by its default, such as nextval(…)
-SELECT a.attname, format_type(a.atttypid, a.atttypmod),
+SELECT a.attname, ml_rag._type_name(a.atttypid, a.atttypmod),
   EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = $1 AND i.indisunique AND a.attnum = ANY (i.indkey)
     AND NOT (SELECT n.attnum FROM pg_attribute AS n WHERE n.attrelid = $1 AND n.attname = 'segment_number')
       = ANY (i.indkey)),
@@ -360,7 +360,7 @@ BEGIN
   _metric := ml_rag.parse_options('vector_store_load',
     jsonb_build_object('distance_metric', distance_metric)) ->> 'distance_metric';
   _column := ml_rag._default_column(store);
-  -- looked up once: dropped later on, the statements below name what does not exist
+  PERFORM ml_rag._hold(ARRAY[store::oid]);
   _relation := ml_rag._relation_name(store);
   IF NOT pg_has_role(current_user, (SELECT c.relowner FROM pg_class AS c WHERE c.oid = store), 'USAGE') THEN
     RAISE NOTICE USING MESSAGE = format('index and statistics of "%s" are not updated', store),

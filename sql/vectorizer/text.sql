@@ -7,7 +7,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the columns of a table's primary key, and their types  Reads: the catalog
 BEGIN
   SELECT array_agg(a.attname ORDER BY k.place),
-    array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY k.place)
+    array_agg(ml_rag._type_name(a.atttypid, a.atttypmod) ORDER BY k.place)
   INTO key, types
   FROM pg_index AS x
   CROSS JOIN LATERAL unnest(x.indkey::smallint[]) WITH ORDINALITY AS k (attnum, place)

@@ -230,7 +230,6 @@ DECLARE
   _group text;
 BEGIN
   _options := ml_rag.parse_options('drop_vectorizer', $2);
-  _relation := ml_rag._relation_name(relation);
   _segments := ml_rag._segment_table(relation);
   PERFORM ml_rag._own_table(relation);
   PERFORM ml_rag._check_transaction('vectorizers cannot be changed', relation);
@@ -239,6 +238,7 @@ BEGIN
       HINT = 'View ml_rag.vectorizer lists those there are.';
   END IF;
   PERFORM ml_rag._lock_table(relation, 'ACCESS EXCLUSIVE', segments => _segments);
+  _relation := ml_rag._relation_name(relation);
   _group := (SELECT g.name FROM ml_rag._node_groups(coalesce(_segments, relation)) AS g LIMIT 1);
   IF _group IS NOT NULL AND NOT (_options -> 'keep_columns')::boolean THEN
     RAISE EXCEPTION USING ERRCODE = '2BP01',

@@ -13,6 +13,7 @@ from psycopg import sql
 from support.cluster import Connection, Database, is_waiting, noticed
 from support.processes import Background, over_and_over, wait_until
 from support.schema import SqlModel, ask, statement
+from support.schemas import renamed
 from support.stores import as_text, create_store, error, fake_embedding, search
 
 #: what the role that got the table does to it; some wait for its lock before they ask whose it is
@@ -274,7 +275,8 @@ def test_a_child_of_what_a_statement_of_a_model_reads_while_its_lock_is_waited_f
 
 def exchange(db: Database, owner: Connection, getter: Connection, table: str) -> None:
     """Schema kb of a store gets another name, and a role that may create schemas takes the former one."""
-    owner.execute("ALTER SCHEMA kb RENAME TO kb_former")
+    if not renamed(owner, "kb", "kb_former"):
+        return  # the call holds its name
     getter.execute(
         "CREATE SCHEMA kb; GRANT USAGE ON SCHEMA kb TO PUBLIC; CREATE VIEW kb.docs AS"
         " SELECT 'planted' AS document_name, '{}'::jsonb AS metadata, 1::bigint AS document_id, 1 AS segment_number,"

@@ -17,6 +17,7 @@ from support.exchange import exchange
 from support.loading import loader_role, rows
 from support.partitions import CALLS, fill, send
 from support.processes import Background, wait_until
+from support.schemas import renamed
 from support.shards import Shard, attach, empty, make_shard, map_roles, shards
 from support.stores import answer, as_text, error, fake_embedding, search, warnings_of
 
@@ -795,18 +796,18 @@ def test_names_that_lead_elsewhere_once_a_shard_has_answered_are_not_read(
         gate.execute(f"BEGIN; LOCK TABLE {locked} IN ACCESS EXCLUSIVE MODE".encode())
         call = Background(lambda: search(caller, "birch", options))
         wait_until(lambda: watcher.execute(waits).fetchone() == (1,) or call.ended)
-        owner.execute("ALTER SCHEMA kb RENAME TO former")
-        taker.execute(
-            "CREATE SCHEMA kb; GRANT USAGE ON SCHEMA kb TO PUBLIC; CREATE FUNCTION kb.evil() RETURNS boolean"
-            " LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN true; END $$"
-        )
-        for name in ("four", "four_s0", "four_p1"):
+        if renamed(owner, "kb", "former"):
             taker.execute(
-                f"CREATE VIEW kb.{name} AS SELECT 'planted' AS document_name, '{{}}'::jsonb AS metadata,"
-                " 1::bigint AS document_id, 1 AS segment_number, 'planted' AS segment,"
-                f" '{as_text(fake_embedding('birch'))}'::public.vector(16) AS segment_embedding, '(0,1)'::tid AS ctid"
-                f" WHERE kb.evil(); GRANT SELECT ON kb.{name} TO PUBLIC".encode()
+                "CREATE SCHEMA kb; GRANT USAGE ON SCHEMA kb TO PUBLIC; CREATE FUNCTION kb.evil() RETURNS boolean"
+                " LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN true; END $$"
             )
+            for name in ("four", "four_s0", "four_p1"):
+                taker.execute(
+                    f"CREATE VIEW kb.{name} AS SELECT 'planted' AS document_name, '{{}}'::jsonb AS metadata,"
+                    " 1::bigint AS document_id, 1 AS segment_number, 'planted' AS segment,"
+                    f" '{as_text(fake_embedding('birch'))}'::public.vector(16) AS segment_embedding,"
+                    f" '(0,1)'::tid AS ctid WHERE kb.evil(); GRANT SELECT ON kb.{name} TO PUBLIC".encode()
+                )
         gate.execute("COMMIT")
         found = call.result()
     assert {row[5] for row in found} == {"birch oak"}

@@ -19,7 +19,7 @@ _STATEMENTS = {
         "SELECT u.place, row_security_active(u.store) AS secured, EXISTS (SELECT FROM pg_attribute AS a"
         " WHERE a.attrelid = u.store AND a.attname = 'segment_nodes' AND NOT a.attisdropped"
         " AND has_column_privilege(a.attrelid, a.attnum, 'SELECT')) AS reads_nodes,"
-        " ARRAY(SELECT format_type(a.atttypid, NULL) FROM unnest(u.columns::name[]) WITH ORDINALITY AS k (name, place)"
+        " ARRAY(SELECT ml_rag._type_name(a.atttypid) FROM unnest(u.columns::name[]) WITH ORDINALITY AS k (name, place)"
         " JOIN pg_attribute AS a ON a.attrelid = u.store AND a.attname = k.name AND NOT a.attisdropped"
         " ORDER BY k.place) AS types"
         " FROM unnest($1, $2) WITH ORDINALITY AS u (store, columns, place)"

@@ -62,7 +62,7 @@ LEFT JOIN pg_attribute AS a ON a.attrelid = r.store AND a.attname = r.document A
   AND r.options ->> 'parent' = 'document'
 CROSS JOIN LATERAL (
   SELECT CASE WHEN a.attnum IS NULL THEN r.store_key ELSE '{document}' END,
-    CASE WHEN a.attnum IS NULL THEN r.key_types ELSE ARRAY[format_type(a.atttypid, a.atttypmod)] END
+    CASE WHEN a.attnum IS NULL THEN r.key_types ELSE ARRAY[ml_rag._type_name(a.atttypid, a.atttypmod)] END
 ) AS p (names, types)
 """
 

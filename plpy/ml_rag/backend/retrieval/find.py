@@ -34,6 +34,18 @@ _run = Statements(
         ),
         "warn": ("SELECT ml_rag._warn_of_failures(ARRAY(SELECT f FROM jsonb_array_elements($1) AS f))", "jsonb"),
         "name": ("SELECT ml_rag._relation_name($1)", "oid"),
+        "schemas": (
+            "SELECT array_agg(s::int8 ORDER BY s) AS schemas, array_agg(n.object_names[1] ORDER BY s) AS names"
+            " FROM ml_rag._schemas_of(ARRAY[$1]) AS s"
+            " CROSS JOIN LATERAL pg_identify_object_as_address('pg_namespace'::regclass, s, 0) AS n",
+            "oid",
+        ),
+        "hold schemas": (
+            "SELECT bool_and((pg_get_object_address('schema', ARRAY[s.name], '{}')).objid = s.oid) AS are_held"
+            " FROM unnest($1, $2) AS s (oid, name)",
+            *("oid[]", "text[]"),
+        ),
+        "hold schemas anew": ("SELECT ml_rag._hold_schemas(ARRAY[$1])", "oid"),
         "hold": ("SELECT ml_rag._hold_read(ml_rag._node_tables($1))", "oid"),
         "hold found": ("SELECT ml_rag._hold_with(ARRAY[$1], 'trusted')::int8[] AS held", "oid"),
         "hold nodes": ("SELECT ml_rag._hold_trusted(ARRAY[g.relation::oid]) FROM ml_rag._node_groups($1) AS g", "oid"),
@@ -302,6 +314,19 @@ class Finder:
         detail = "Each time that it was locked, other parts were there."
         raise Failed({"sqlstate": "55P03", "message": message, "detail": detail, "hint": "Try again."})
 
+    def _hold_schemas(self, store: Store) -> None:
+        """Keep the schemas that statements on the store name from being renamed, as ml_rag._hold_schemas."""
+        found = self._context.moment.look_up(
+            ("schemas", store.relation), lambda: dict(_run(self._plpy, "schemas", store.relation)[0])
+        )
+        try:
+            if _run(self._plpy, "hold schemas", found["schemas"], found["names"])[0]["are_held"]:
+                return
+        except self._plpy.SPIError as e:
+            if sqlstate(e) != "3F000":
+                raise
+        _run(self._plpy, "hold schemas anew", store.relation)
+
     def _hold_each(self, request: Request, stores: list[Store]) -> dict[int, list[int]]:
         """By store what is held with it; those that cannot be held are left out."""
         held = {}
@@ -311,6 +336,7 @@ class Finder:
             try:
                 is_plain = store.is_table and not self._context.moment.reads_parts(store)
                 if is_plain and not has_nodes:
+                    self._hold_schemas(store)
                     self._plpy.prepare(f"SELECT FROM ONLY {store.table}")
                 else:
                     hold(self._plpy, store)

@@ -92,7 +92,7 @@ _run = Statements(
         "hold": ("SELECT ml_rag._hold(ARRAY[c.oid]) FROM pg_class AS c WHERE c.oid = $1 AND c.relkind = 'p'", "oid"),
         "nodes": (
             # one that has children, which are not nodes, cannot be searched
-            "SELECT to_jsonb(g)::text AS own, c.oid::int8 AS relation, format_type(k.atttypid, NULL) AS key_type,"
+            "SELECT to_jsonb(g)::text AS own, c.oid::int8 AS relation, ml_rag._type_name(k.atttypid) AS key_type,"
             " t.typname::text AS embedding_type, nullif(e.atttypmod, -1) AS dimensions"
             " FROM ml_rag._node_groups($1) AS g JOIN pg_class AS c ON c.oid = g.relation AND NOT c.relhassubclass"
             " JOIN pg_attribute AS k ON k.attrelid = c.oid AND k.attname = g.key[1]"

@@ -200,7 +200,7 @@ def _statements(schema: str) -> Statements:
                 "SELECT a.attrelid::int8 AS relation, a.attnum, a.attname::text AS name,"
                 f" CASE a.atttypid WHEN '{schema}.vector'::regtype THEN 'vector'"
                 f" WHEN '{schema}.halfvec'::regtype THEN 'halfvec' END AS vector,"
-                " nullif(a.atttypmod, -1) AS dimensions, format_type(a.atttypid, -1) AS type,"
+                " nullif(a.atttypmod, -1) AS dimensions, ml_rag._type_name(a.atttypid) AS type,"
                 " has_column_privilege(a.attrelid, a.attnum, 'SELECT') AS is_readable, m.*"
                 " FROM pg_attribute AS a LEFT JOIN LATERAL ("
                 " SELECT ml_rag._marked_model(d.description) AS model,"
