@@ -165,6 +165,31 @@ def test_a_table_over_pages_has_its_header_on_each() -> None:
     assert "Copay" not in captioned
 
 
+@pytest.mark.parametrize(
+    ("n", "above", "rows"),
+    [
+        (30, "Patients", [["Anna", "61", "170"], ["Bert", "82", "181"]]),
+        (30, "", [["Patient", "Weight", "Height"], ["Anna", "61", "170"], ["Bert", "82", "181"]]),
+        (5, "", [["Anna", "61", "170"], ["Bert", "82", "181"]]),
+    ],
+)
+def test_a_table_has_no_header_of_another(n: int, above: str, rows: list[list[str]]) -> None:
+    xs = [72.0, 200.0, 300.0]
+    first = grid([["Product", "Price", "Stock"], *([f"Item {i}", f"{i}.50", "7"] for i in range(n))], xs)
+    texts = blocks(placed_pdf([(72, 720, "Prices"), *first], [(72, 720, above), *grid(rows, xs)]))
+    assert "| Product | Price | Stock |" in texts[0]
+    assert texts[1].removeprefix(f"{above}\n\n").startswith(f"| {' | '.join(rows[0])} |")
+
+
+def test_a_table_continues_below_the_letterhead_of_each_page() -> None:
+    xs = [72.0, 200.0, 300.0]
+    head = [(72.0, 760.0 - 20 * i, line) for i, line in enumerate(("ACME Ltd", "1 Main Street", "Springfield"))]
+    first = grid([["Item", "Price", "Stock"], *([f"Item A{i}", f"{i}.50", "7"] for i in range(30))], xs)
+    second = grid([[f"Item B{i}", f"{i}.50", "7"] for i in range(3)], xs)
+    texts = blocks(placed_pdf([*head, *first, (72, 80, "Continued")], [*head, *second, (72, 40, "Page 2")]))
+    assert "| Item | Price | Stock |\n| --- | --- | --- |\n| Item B0 | 0.50 | 7 |" in texts[1]
+
+
 LEFT = (
     "The committee met on the third day of", "the month and agreed on the budget for",
     "the year that follows, without a vote", "against it.",

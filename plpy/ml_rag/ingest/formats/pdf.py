@@ -56,11 +56,10 @@ _UNMAPPED, _NO_LETTERS = 1 / 2, 1 / 8
 #: points from the corner of a page at which nothing is of it
 _FAR = 1e6
 
-#: lines above and below what a page is about
-_MARGIN_LINES = 3
-
 #: of the height of a page, above and below: where nothing but running lines stands, and where these can stand at all
 _MARGIN, _EDGE = 0.075, 1 / 6
+#: below a table that continues on the next page, at most: a row of it had no room there
+_FULL = 1 / 3
 
 # pdfium marks a hyphen at a line's end as U+0002 or U+FFFE, and then often leaves the line end out.
 _HYPHEN_MARK = re.compile("[\x02\ufffe]\\s*")
@@ -188,7 +187,7 @@ def parse_pdf(_name: str, content: bytes, request: Request) -> abc.Document:
         pdf.close()
     sizes = _heading_sizes(chain.from_iterable(pages.values()))
     pages, repeated = _without_running(pages, sizes, heights)
-    _carry_headers(list(pages.values()))
+    _carry_headers(pages, heights, sizes)
     for line in chain.from_iterable(pages.values()):
         if (table := line.table) is not None:
             line.text = "\n\n".join(filter(None, (table.title, pipe_table(table.rows))))
@@ -443,19 +442,27 @@ def _with_tables(page: Any, raw: Any, lines: list[_Line], places: list[WordPlace
     return found
 
 
-def _carry_headers(pages: list[list[_Line]]) -> None:
+def _carry_headers(pages: dict[int, list[_Line]], heights: dict[int, tuple[float, float]], sizes: list[float]) -> None:
     """Put the header of a table that continues at the top of the next page before its rows there, too.
 
-    Few lines may stand between them: those at the foot and at the head of each page.
+    Only what both pages have, or what stands at their edges, may come between: a heading or text begins another table.
     """
-    for before, after in pairwise(pages):
+
+    def is_begin(line: _Line) -> bool:
+        return line.size in sizes or CAPTION.match(line.text) is not None
+
+    for (number, before), (following, after) in pairwise(pages.items()):
         last = min((line.table for line in before if line.table is not None), key=_bottom, default=None)
         first = max((line.table for line in after if line.table is not None), key=_top, default=None)
         if last is None or first is None or first.title or not goes_on(last, first):
             continue
+        (low, high), (bottom, top) = heights[number], heights[following]
         below = [line for line in before if line.table is not last and line.y < _bottom(last)]
         above = [line for line in after if line.table is not first and line.y > _top(first)]
-        if max(len(below), len(above)) <= _MARGIN_LINES and not any(CAPTION.match(line.text) for line in above):
+        others = [line for line in below if is_begin(line) or line.y > low + _EDGE * (high - low)]
+        others += [line for line in above if is_begin(line) or line.y < top - _MARGIN * (top - bottom)]
+        repeated = {line.text for line in before} & {line.text for line in after}
+        if _bottom(last) < low + _FULL * (high - low) and all(line.text in repeated for line in others):
             first.rows.insert(0, last.rows[0])
 
 

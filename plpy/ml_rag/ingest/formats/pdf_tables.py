@@ -114,7 +114,15 @@ def goes_on(table: Table, following: Table) -> bool:
         all(left < other_right and other_left < right for (left, right), (other_left, other_right) in borders)
         and abs(table.columns[0][0] - following.columns[0][0]) < 2 * SNAP
         and table.rows[0] != following.rows[0]
+        and not _has_header(following)
     )
+
+
+def _has_header(table: Table) -> bool:
+    """Whether the first row has words above all columns that are figures below it."""
+    first, *others = table.rows
+    columns = [i for i in range(len(first)) if others and all(_FIGURE.fullmatch(row[i]) for row in others)]
+    return bool(columns) and all(any(map(str.isalpha, first[i])) for i in columns)
 
 
 def ismerged_header(row: Sequence[str]) -> bool:
