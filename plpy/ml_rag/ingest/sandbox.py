@@ -28,7 +28,7 @@ from ml_rag.abc import Segment
 from ml_rag.errors import DocumentError, EngineFailed, MlRagError, from_json
 from ml_rag.ingest.child import Child, Lost, Useless, cause, inherited
 from ml_rag.ingest.formats.pictures import MAX_BYTES, MAX_PICTURES
-from ml_rag.ingest.split import Chunking
+from ml_rag.ingest.split import NONE, Chunking
 from ml_rag.protocol import MAX_REPLY_VALUES, MAX_SEGMENTS, has_more_values
 
 log = logging.getLogger("ml_rag.server")
@@ -62,6 +62,8 @@ class Limits:
     #: its segments, and the bytes of their embeddings
     segments: int = MAX_SEGMENTS
     embedding_bytes: int = 256 * 1024**2
+    #: of a segment and its context: twice what a model that reads 32,768 tokens gets, and of white space the rest
+    segment_characters: int = 4_000_000
     #: a child is replaced after so many documents, so that what parsers leak does not add up
     documents_per_worker: int = 200
 
@@ -361,8 +363,12 @@ class Sandbox:
                 self._check_metadata(left_out)
                 return Parsed("", {}, [], pictures, left_out)
             parsed = _PARSED.validate_python(answer)
-            if len(parsed.segments) > most or not all(segment.text.strip() for segment in parsed.segments):
+            if len(parsed.segments) > most or not all(s.text.replace("\0", "").strip() for s in parsed.segments):
                 raise ValueError("more segments than there may be, or one without text")
+            longest = max((len(segment.text) + len(segment.context) for segment in parsed.segments), default=0)
+            if longest > self.limits.segment_characters and how.split_by != NONE:  # which gives pages as they are
+                detail = f"a segment of {longest} characters, limit {self.limits.segment_characters}"
+                raise Useless("sent an unexpected reply", detail)
             orjson.dumps(parsed)  # which metadata that are nested too deep would prevent in the midst of others' lines
             for metadata in (parsed.metadata, parsed.format, *(segment.metadata for segment in parsed.segments)):
                 self._check_metadata(metadata)

@@ -219,10 +219,15 @@ SEGMENT = {"text": "a", "tokens": 1}
         ),
         ({"format": "b" * 499, "metadata": {}, "segments": [SEGMENT]}, "metadata of 501 bytes, limit 500"),
         ({"pictures": [], "left_out": {"b" * 495: 1}}, "metadata of 501 bytes, limit 500"),
+        (
+            {"metadata": {}, "segments": [SEGMENT, {**SEGMENT, "text": "b" * 1600, "context": "c" * 401}]},
+            "a segment of 2001 characters, limit 2000",
+        ),
+        ({"metadata": {}, "segments": [{**SEGMENT, "text": " \0 "}]}, "no document"),
     ],
 )
 def test_a_parser_that_answers_with_too_much_costs_one_document(make: Make, said: dict[str, Any], detail: str) -> None:
-    sandbox = make(segments=4, values=1000, metadata_bytes=500)
+    sandbox = make(segments=4, values=1000, metadata_bytes=500, segment_characters=2000)
     before = pid(sandbox)
     error = fails(sandbox, b"!say " + json.dumps({"format": "", **said}).encode())
     assert (error.message, error.detail) == ("the document's parser sent an unexpected reply", detail)
@@ -247,6 +252,14 @@ def test_metadata_of_as_many_bytes_as_there_may_be(make: Make) -> None:
     said = {"format": "b" * 498, "metadata": metadata, "segments": [{**SEGMENT, "metadata": metadata}]}
     parsed = ask(make(metadata_bytes=500), b"!say " + json.dumps(said).encode())
     assert parsed.metadata == parsed.segments[0].metadata == metadata
+
+
+def test_a_segment_of_as_many_characters_as_there_may_be_and_a_page_of_more(make: Make) -> None:
+    for size, how in ((2000, Chunking("auto", 256, 0)), (2001, Chunking("none", 256, 0))):
+        said = {"format": "", "metadata": {}, "segments": [{**SEGMENT, "text": "b" * size}]}
+        order = replace(job(b"!say " + json.dumps(said).encode()), chunking=how)
+        parsed = asyncio.run(make(segment_characters=2000).run(order))
+        assert len(parsed.segments[0].text) == size
 
 
 def test_an_answer_is_parsed_without_looking_for_garbage(make: Make) -> None:
