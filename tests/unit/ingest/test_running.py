@@ -18,6 +18,17 @@ from support.office import docx, placed_pdf
 SAMPLES = Path(__file__).resolve().parents[3] / "docs" / "samples"
 
 
+PAGES = (
+    "Page {} of 12", "{}/12", "{} of 12", "Seite {}", "Seite {} von 12", "- {} -", "Annual report 2023 | {}",
+    "Annual report 2023 {}", "p. {}", "Page no. {}", "Page: {}", "{} CHAPTER 1. BIRDS", "CHAPTER 1. BIRDS {}",
+    "Página {}", "стр. {}", "第 {} 頁", "Acme | {} | internal", "Acme Ltd {} internal",
+)  # fmt: skip
+VALUES = (
+    "Week {}", "Week {} of 12", "Payslip {}/2024", "Fee for this year: {} EUR", "Section {}: Boats", "Invoice no. {}",
+    "第{}课",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("pages", "runs"),
     [
@@ -41,6 +52,8 @@ SAMPLES = Path(__file__).resolve().parents[3] / "docs" / "samples"
         ([[f"Step {n}"] if n < 4 else [f"{n * n}"] for n in range(1, 20)], []),
         ([[f"-{n}-"] for n in range(100, 105)], ["-100-"]),
         ([[f"第{n}页"] for n in range(1, 5)], ["第1页"]),
+        *(([[line.format(n), "Acme 7"] for n in range(1, 6)], [line.format(1), "Acme 7"]) for line in PAGES),
+        *(([[line.format(n), f"Page {n}"] for n in range(1, 6)], ["Page 1"]) for line in VALUES),
         ([["only"]], []),
         ([list("ABCDEFG"), list("ABCDEFG"), list("ABCDEFG")], list("ABCDEFG")),
     ],
@@ -66,6 +79,8 @@ def test_the_numbers_of_chapters_count_alike() -> None:
     found, shown = running(pages)
     assert shown == ["A - 1", "B - 4", "C - 7", "D - 10", "E - 13"]
     assert all(lines == {pages[n][0]} for n, lines in found.items())
+    _, shown = running({n: [f"{'Birds' if n < 4 else 'Boats'} {n}"] for n in range(1, 8)})
+    assert shown == ["Birds 1", "Boats 4"]
 
 
 def test_consecutive_numbers_are_text_unless_they_stand_in_the_margin() -> None:

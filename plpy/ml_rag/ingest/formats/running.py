@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 #: characters of a running line
@@ -12,6 +12,15 @@ LONGEST = 120
 SHOWN = 5
 #: that can be of a page: no part of a name, such as INV-1001, 2024/17 or 0007, or of a value, such as 1.5
 _NUMBER = re.compile(r"(?a:(?<!\w)(?<!\w[/-]))(?<!\d[.,])(?:\d{1,2}|(?!0)\d{3,5})(?!(?a:\w)|[.,-]?\d)")
+#: what stands before the number of a page
+_PAGE = (
+    r".*(?:\b(?:pages?|pp?|pg|p[aáà]g(?:ina)?|seite|s|blatt|folie|slide|diapositiv[ae]|side|sida|sivu|strana|strona"
+    r"|стр|страница|oldal|sayfa|halaman|trang|σελίδα|עמוד|صفحة)(?:\W*n[or])?[\W_]*|第 *(?=\0 *(?:[页頁]|ページ)))\0"
+)
+#: a number that is more likely of something else: "Fee: 100 EUR", "Section 1: Boats", "Invoice no. 1"
+_VALUE = re.compile(rf"(?!{_PAGE})(?:.*(?:[:=#№第]|\bn[or]\.) *\0|\W*[^\W\d_]+[ .]*\0.*[^\W\d_])", re.I)
+#: and one of a week or of a page of a chapter
+_NAMED = re.compile(rf"(?!{_PAGE})\W*[a-z\u00aa-\u2e7f]+[ .]*\0", re.I)
 #: by how much a number is more than that of the page at most, unless it stands alone: invoices count on from more
 _MAX_OFFSET = 99
 
@@ -24,6 +33,7 @@ def running(edges: Mapping[int, Sequence[str]]) -> tuple[dict[int, frozenset[str
 
     Without a number that counts pages a line runs over three pages that are two fifths of all. With one it is three
     pages, or two of two or three that count from 1 or a page before or after; and as many as two fifths count alike.
+    What counts with the pages and is not their number, such as weeks, does not run.
     """
     pages: dict[_Key, set[int]] = defaultdict(set)
     alike: dict[int | None, set[int]] = defaultdict(set)
@@ -33,11 +43,16 @@ def running(edges: Mapping[int, Sequence[str]]) -> tuple[dict[int, frozenset[str
                 pages[key].add(page)
                 alike[key[1]].add(page)
 
+    # the names of several chapters, with the number of the page, count on alike
+    names = Counter(key[1] for key in pages if len(pages[key]) >= 3 and _NAMED.match(key[0]))
+
     def runs(key: _Key) -> bool:
         n, offset = len(pages[key]), key[1]
         many = pages[key] if offset is None else alike[offset]
         few = n == 2 and len(edges) <= 3 and offset is not None and abs(offset) <= 1
-        return (n >= 3 or few) and 5 * len(many) >= 2 * len(edges)
+        if not (n >= 3 or few) or 5 * len(many) < 2 * len(edges):
+            return False
+        return not _VALUE.match(key[0]) and (names[offset] > 1 or not _NAMED.match(key[0]))
 
     kinds = {key for key in pages if runs(key)}
     found = {
