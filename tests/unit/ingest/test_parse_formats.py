@@ -1409,6 +1409,12 @@ def test_a_hyphen_stays_where_the_document_has_it_elsewhere() -> None:
     assert text.count("out-of-network") == 2
 
 
+@pytest.mark.parametrize("hyphen", ["-", "\u2010", "\x02"])
+def test_a_word_that_is_divided_by_any_hyphen_is_one(hyphen: str) -> None:
+    assert pdf._mend_words(pdf._join(f"respon{hyphen}", "sible"), frozenset()) == "responsible"
+    assert pdf._mend_words(pdf._join(f"2{hyphen}", "fold"), frozenset()) in ("2-fold", f"2{hyphen}fold")
+
+
 def test_what_each_segment_repeats_of_a_block_is_short() -> None:
     made = document("xlsx", [("text", {"sheet": "s" * 10_000, "page": 3})])
     assert made.blocks[0].metadata == {"sheet": "s" * MAX_VALUE, "page": 3}

@@ -64,7 +64,7 @@ _FULL = 1 / 3
 # pdfium marks a hyphen at a line's end as U+0002 or U+FFFE, and then often leaves the line end out.
 _HYPHEN_MARK = re.compile("[\x02\ufffe]\\s*")
 _MARK = "\x02"
-_HYPHENATED = re.compile(rf"[^\W\d_]{{2}}[-{_MARK}]$")
+_HYPHENATED = re.compile(rf"[^\W\d_]{{2}}[-\u2010{_MARK}]$")
 # From the beginning of a word only: from each of its letters, 30 kB of them took 20 seconds.
 _BROKEN_WORD = re.compile(rf"(?:(?<![\w-])([\w-]+))?{_MARK}([\w-]*)")
 _WORD = re.compile(r"\w+(?:-\w+)*")
@@ -688,7 +688,7 @@ def _continues(before: _Line, line: _Line, gap: float, border: float, level: int
 def _join(text: str, more: str) -> str:
     if _HYPHENATED.search(text[-3:]):
         return text[:-1] + _MARK + more
-    if text.endswith(("-", _MARK)) or (_WIDE.match(text[-1:]) and _WIDE.match(more[:1])):
+    if text.endswith(("-", "\u2010", _MARK)) or (_WIDE.match(text[-1:]) and _WIDE.match(more[:1])):
         return text + more
     return f"{text.rstrip()} {more}"
 
