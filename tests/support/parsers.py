@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import platform
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,11 +153,20 @@ def tampering(file: Path, libc: ctypes.CDLL) -> dict[str, Any]:
             "attribute": attempt(lambda: os.setxattr(file, "user.a", b"a")),
             "attribute, a newer call": attempt(lambda: checked(libc.syscall(463, here, name, 0, b"user.a", None, 0))),
             "no attribute": attempt(lambda: os.removexattr(file, "user.a")),
+            "flags": attempt(lambda: set_flags(Path(__file__))),
             "length": attempt(lambda: os.truncate(file, file.stat().st_size)),
             "shared memory": attempt(shared_memory),
             "files in memory": attempt(lambda: os.close(os.memfd_create("a"))),
             "/bin/chmod": subprocess.run(["/bin/chmod", "640", str(file)], capture_output=True, check=False).returncode,
         }
+
+
+def set_flags(file: Path) -> None:
+    """Those it has, to a file that is opened to be read."""
+    flags = array("l", [0])
+    with file.open("rb") as opened:
+        fcntl.ioctl(opened, 0x80086601, flags)  # FS_IOC_GETFLAGS, SETFLAGS
+        fcntl.ioctl(opened, 0x40086602, flags)
 
 
 def confined(facts: dict[str, Any]) -> dict[str, Any]:

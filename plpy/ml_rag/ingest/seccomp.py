@@ -6,7 +6,7 @@ keys of the user's other processes, their limits and their share of the processo
 do not exist for a parser: the C library then takes an older one. x86_64 and aarch64.
 
 Why not libseccomp: it knows numbers one by one, so "newer than this list" takes a rule for each of 463 calls: 624
-instructions instead of 72, and 0.14 s more for each parser that starts (2 busy cores). Calls newer than the library
+instructions instead of 83, and 0.14 s more for each parser that starts (2 busy cores). Calls newer than the library
 need their numbers here all the same (2.5.4, of Debian 12: mseal and later). pip cannot bring it; without it parsers
 would have no filter. Its wrapper on PyPI (pyseccomp 0.1.2) is of 2021. The attacks of the tests fail with it as well.
 """
@@ -68,12 +68,15 @@ CLONE, CLONE3 = (56, 220), (435, 435)
 _REFUSED_FLAGS = 0x7E028000
 #: may change its own limits, not those of others
 PRLIMIT64 = (302, 261)
+#: may ask what terminals and pipes are asked, as Python does of each file; others set attributes of files
+IOCTL = (16, 29)
+_TERMINAL_REQUESTS = range(0x5400, 0x5500)
 #: from here on calls do not exist; Linux 6.13 begins with setxattrat. The x32 calls are above it too
 FIRST_UNKNOWN = 463
 
 _LOAD, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _JUMP_IF_ANY, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 # places in what the kernel shows of a call
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 
 
@@ -97,12 +100,18 @@ def program(machine: str) -> list[tuple[int, int, int, int]]:
         *((_JUMP_IF_EQUAL, "refuse", "", number) for row in REFUSED.values() if (number := row[column]) is not None),
         (_JUMP_IF_EQUAL, "unknown", "", CLONE3[column]),
         (_JUMP_IF_EQUAL, "clone", "", CLONE[column]),
+        (_JUMP_IF_EQUAL, "request", "", IOCTL[column]),
         (_JUMP_IF_EQUAL, "limits", "allow", PRLIMIT64[column]),
     ]
     labels = {}
     for label, more in {
         "clone": [(_LOAD, "", "", _FIRST_ARGUMENT), (_JUMP_IF_ANY, "refuse", "allow", _REFUSED_FLAGS)],
         "limits": [(_LOAD, "", "", _FIRST_ARGUMENT), (_JUMP_IF_EQUAL, "allow", "refuse", 0)],
+        "request": [
+            (_LOAD, "", "", _SECOND_ARGUMENT),
+            (_JUMP_IF_AT_LEAST, "refuse", "", _TERMINAL_REQUESTS.stop),
+            (_JUMP_IF_AT_LEAST, "allow", "refuse", _TERMINAL_REQUESTS.start),
+        ],
         "allow": [(_RETURN, "", "", _ALLOW)],
         "refuse": [(_RETURN, "", "", _ERROR | errno.EPERM)],
         "unknown": [(_RETURN, "", "", _ERROR | errno.ENOSYS)],

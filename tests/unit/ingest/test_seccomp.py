@@ -19,9 +19,12 @@ HEADERS = {
 machines = pytest.mark.parametrize("machine", sorted(seccomp.ARCHITECTURES))
 
 
-def verdict(machine: str, number: int, first_argument: int = 0, architecture: int | None = None) -> int:
+def verdict(
+    machine: str, number: int, first_argument: int = 0, second_argument: int = 0x5401, architecture: int | None = None
+) -> int:
     """What the program of ``machine`` says to a call."""
-    shown = {0: number, 4: architecture or seccomp.ARCHITECTURES[machine], 16: first_argument & 0xFFFFFFFF}
+    arguments = {16: first_argument & 0xFFFFFFFF, 24: second_argument & 0xFFFFFFFF}
+    shown = {0: number, 4: architecture or seccomp.ARCHITECTURES[machine], **arguments}
     program = seccomp.program(machine)
     place = value = 0
     while True:
@@ -53,6 +56,10 @@ def test_what_is_refused_and_what_is_not(machine: str) -> None:
         assert verdict(machine, clone, 1 << bit) == EPERM
     assert verdict(machine, limits, 0) == ALLOWED
     assert verdict(machine, limits, 4711) == EPERM
+    for request in (0x5400, 0x5421, 0x5451, 0x54FF):
+        assert verdict(machine, seccomp.IOCTL[column], 3, request) == ALLOWED
+    for request in (0x40086602, 0x40087602, 0x401C5820, 0x40806685, 0x6602, 0x53FF, 0x5500, 0):  # FS_IOC_SETFLAGS
+        assert verdict(machine, seccomp.IOCTL[column], 3, request) == EPERM
     for number in (seccomp.FIRST_UNKNOWN, 999, 0x40000000, 0x40000029, 0xFFFFFFFF):
         assert verdict(machine, number) == ENOSYS
     assert verdict(machine, 0, architecture=0x40000003) == EPERM  # i386 on x86_64: other numbers
@@ -66,6 +73,7 @@ def test_the_numbers_are_the_kernels(machine: str) -> None:
     names = dict(re.findall(r"^#define __NR(?:3264)?_(\w+)\s+(\d+)$", header.read_text(), re.MULTILINE))
     column = list(seccomp.ARCHITECTURES).index(machine)
     known = {**seccomp.REFUSED, "clone": seccomp.CLONE, "clone3": seccomp.CLONE3, "prlimit64": seccomp.PRLIMIT64}
+    known["ioctl"] = seccomp.IOCTL
     wrong = {
         name: row[column]
         for name, row in known.items()
