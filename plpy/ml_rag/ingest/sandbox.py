@@ -217,6 +217,7 @@ def _file(content: IO[bytes] | bytes, stack: contextlib.ExitStack) -> int:
         content = content.read()
     descriptor = os.memfd_create("document", os.MFD_CLOEXEC)
     stack.callback(os.close, descriptor)
+    stack.callback(os.ftruncate, descriptor, 0)  # a parser may keep it open
     with open(descriptor, "wb", closefd=False) as memory:
         memory.write(content)
     return descriptor

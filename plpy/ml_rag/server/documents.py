@@ -20,6 +20,7 @@ import numpy as np
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 from python_multipart.multipart import parse_options_header
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -76,7 +77,7 @@ async def documents(request: Request) -> Response:
     registry, state = registry_of(request), request.app.state
     async with AsyncExitStack() as stack:
         form = await _form(request)
-        stack.push_async_callback(form.close)
+        stack.push_async_callback(_close, form)
         options = _options(form)
         files = [part for name, part in form.multi_items() if name == "file" and isinstance(part, UploadFile)]
         accepted_formats(options.formats)
@@ -108,6 +109,14 @@ async def _form(request: Request) -> FormData:
         return await request.form(max_files=MAX_DOCUMENTS, max_fields=16)
     except HTTPException as error:
         raise InvalidRequest("the request's multipart body is not valid", detail=str(error.detail)) from None
+
+
+async def _close(form: FormData) -> None:
+    """Empty the files, too: a parser that a document has taken over may keep them open, and so on the disk."""
+    for _, part in form.multi_items():
+        if isinstance(part, UploadFile):
+            await run_in_threadpool(part.file.truncate, 0)
+    await form.close()
 
 
 def _options(form: FormData) -> DocumentsOptions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
+from ml_rag.ingest import sandbox
 from ml_rag.ingest.sandbox import Limits
 from ml_rag.protocol import MAX_REPLY_VALUES, has_more_values
 from ml_rag.server.app import create_app
@@ -29,6 +31,7 @@ from support.documents_app import (
     server,
     vectors,
 )
+from support.processes import wait_until
 from support.servers import running_server
 
 __all__ = ["server"]
@@ -100,6 +103,24 @@ def test_a_line_has_no_more_values_than_a_backend_takes(server: Server) -> None:
         (line,) = reply.text.splitlines()
         assert not has_more_values(line.encode(), MAX_REPLY_VALUES)
         assert (json.loads(line)["error"] is None) == is_read
+
+
+@pytest.mark.parametrize("size", [10, 300_000])
+def test_an_upload_that_a_parser_keeps_open_is_empty_afterwards(
+    server: Server, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    kept: list[int] = []
+    descriptor = sandbox._descriptor
+
+    def keep(*arguments: Any) -> int:
+        found = descriptor(*arguments)
+        kept.append(os.dup(found))
+        return found
+
+    monkeypatch.setattr(sandbox, "_descriptor", keep)
+    assert lines(server.post([("a", b"word " * size)]))[0]["error"] is None
+    wait_until(lambda: [os.fstat(one).st_size for one in kept] == [0])
+    os.close(kept[0])
 
 
 def test_no_documents_no_lines(server: Server) -> None:

@@ -74,6 +74,13 @@ def test_a_bad_tokenizer_is_the_models_fault(make: Make) -> None:
         ask(make(), b"text", tokenizer=ModelTokenizer("bad", "{}"))
 
 
+def test_a_document_that_a_child_keeps_open_is_empty_afterwards() -> None:
+    with contextlib.ExitStack() as stack:
+        kept = os.dup(sandbox._descriptor(b"text", stack))
+    assert os.fstat(kept).st_size == 0
+    os.close(kept)
+
+
 @pytest.mark.parametrize("is_large", [False, True])
 def test_a_child_can_only_read_the_document(is_large: bool) -> None:
     with contextlib.ExitStack() as stack, tempfile.SpooledTemporaryFile(max_size=1) as file:
