@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 
 import pytest
@@ -279,6 +280,26 @@ def test_what_is_read_from_the_right(is_beside: bool) -> None:
     lines = ["وعليه فإن السلام على الأرض", "خلال المرحلة المقبلة من", "الأهداف الإنسانية"]
     (text,) = blocks(right_to_left_pdf([[(500, line)] for line in lines], is_beside=is_beside))
     assert text == " ".join(lines)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "التاريخ 12/05/2024 ورقم INV-1001 من البرنامج",
+        "البرنامج Microsoft Word 2016 من (المرحلة) 7(ب).",
+        "הטלפון 03-1234567, אחוז 15.5%, טווח 10-20 ימים.",
+        "[ראה (א)] של הדבר (ABC 5) ועוד {5} דברים",
+        "א) ראשון של הרשימה עולה $5",
+    ],
+)
+def test_names_numbers_and_brackets_between_what_is_read_from_the_right(line: str) -> None:
+    drawn = re.sub(r"[A-Z$\d](?:[ -~]*[A-Za-z\d])?%?", lambda run: run[0][::-1], line)
+    assert blocks(right_to_left_pdf([[(500, drawn)]])) == [line]
+
+
+@pytest.mark.parametrize(("drawn", "read"), [("05.6-", "-6.50"), ("-05.6", "-6.50"), ("%51", "15%"), ("51%", "15%")])
+def test_the_sign_of_a_number_on_either_side(drawn: str, read: str) -> None:
+    assert blocks(right_to_left_pdf([[(500, f"المرحلة {drawn} من البرنامج")]])) == [f"المرحلة {read} من البرنامج"]
 
 
 def test_a_table_that_is_read_from_the_right() -> None:

@@ -80,6 +80,15 @@ _RIGHT_TO_LEFT = (
 )
 #: letters of a word of Arabic or Hebrew, such as that of an abbreviation with its mark
 _TURNED = re.compile(rf"{_RIGHT_TO_LEFT}+(?:[\"']{_RIGHT_TO_LEFT}+)*")
+#: these, or another character
+_TURNED_OR_ONE = re.compile(rf"{_TURNED.pattern}|.")
+#: what stands between such letters; of this, what is read from the left: a name, or else each number
+_BETWEEN = re.compile(rf"(?:(?!{_RIGHT_TO_LEFT}).)+")
+_NAME, _NUMBER = re.compile(r"\w(?:.*\w)?"), re.compile(r"(?:(?<![%$€£¥₪°])[%$€£¥₪°]+)?\d(?:\S*\d)?[$€£¥₪°]*")
+_LINE = re.compile(".+")
+_BRACKETS = ("()", "[]", "{}")
+#: a sign that stands after its number
+_SIGN_AFTER = re.compile(r"(?<!\S)(\d[\d.,]*%?)([-+\u2212])(?!\S)")
 #: a mark of an Arabic letter, which pdfium puts before it after a space of no width, as Word writes it
 _MARK_BEFORE = re.compile(rf" ([\u064b-\u0652\u0670])({_RIGHT_TO_LEFT})")
 
@@ -302,8 +311,14 @@ def _lines(page: Any, raw: Any) -> tuple[list[_Line], list[WordPlace], bool] | N
             shown = piece.strip()
             if shown:
                 first = start + len(piece) - len(piece.lstrip())
-                shown = _in_order(raw, handle, shown, first) if turned else shown
-                line = _Line(_HYPHEN_MARK.sub(_MARK, shown) if has_marks else shown, space=piece[-1:].isspace())
+                read = shown
+                if turned:
+                    boxes = _boxes(raw, handle, shown, first)
+                    read = shown = _in_order(shown, boxes)
+                if is_mirrored and _TURNED.search(shown):
+                    read = _from_right(read, boxes)
+                    shown = _SHOWN.sub(partial(_word_from_right, boxes), shown)
+                line = _Line(_HYPHEN_MARK.sub(_MARK, read) if has_marks else read, space=piece[-1:].isspace())
                 line.text = _MARK_BEFORE.sub(r"\2\1", line.text) if turned else line.text
                 begin = raw.FPDFText_GetCharIndexFromTextIndex(handle, first)
                 end = raw.FPDFText_GetCharIndexFromTextIndex(handle, first + len(shown) - 1)
@@ -333,11 +348,8 @@ def _mirrored(left: float, right: float, is_mirrored: bool) -> tuple[float, floa
     return (-right, -left) if is_mirrored else (left, right)
 
 
-def _in_order(raw: Any, handle: Any, shown: str, first: int) -> str:
-    """A line whose text begins at ``first``, with the letters of Arabic and Hebrew words in the order of reading.
-
-    pdfium turns a line that is read from the right around, with it the letters of one glyph, such as lam and alef, but
-    not letters that stand as text beside their glyphs, as Chromium writes them."""
+def _boxes(raw: Any, handle: Any, shown: str, first: int) -> list[tuple[float, float]]:
+    """Left and right of the characters of a line whose text begins at ``first``; zeros if not known."""
     rectangle = raw.FS_RECTF()
     pointer = ctypes.byref(rectangle)
 
@@ -346,11 +358,19 @@ def _in_order(raw: Any, handle: Any, shown: str, first: int) -> str:
         is_known = index >= 0 and raw.FPDFText_GetLooseCharBox(handle, index, pointer)
         return (rectangle.left, rectangle.right) if is_known else (0.0, 0.0)
 
+    return [box(first + at) for at in range(len(shown))]
+
+
+def _in_order(shown: str, boxes: list[tuple[float, float]]) -> str:
+    """A line with the letters of Arabic and Hebrew words in the order of reading.
+
+    pdfium turns a line that is read from the right around, with it the letters of one glyph, such as lam and alef, but
+    not letters that stand as text beside their glyphs, as Chromium writes them."""
+
     def turned(word: re.Match[str]) -> str:
-        boxes = [box(first + at) for at in range(*word.span())]
         glyphs = [
             (place, "".join(character for _, character in glyph))
-            for place, glyph in groupby(zip(boxes, word[0], strict=True), key=lambda one: one[0])
+            for place, glyph in groupby(zip(boxes[slice(*word.span())], word[0], strict=True), key=lambda one: one[0])
         ]
         if any(sum(one) / 2 < other[0] for (one, _), (other, _) in pairwise(glyphs)):
             glyphs.sort(key=lambda glyph: -glyph[0][1])
@@ -358,6 +378,49 @@ def _in_order(raw: Any, handle: Any, shown: str, first: int) -> str:
         return "".join(text[::-1] if left < right else text for (left, right), text in glyphs)
 
     return _TURNED.sub(turned, shown)
+
+
+def _from_right(text: str, boxes: list[tuple[float, float]]) -> str:
+    """A part of a line of a page that is read from the right, whose words have their letters in order, as it is read.
+
+    pdfium parts names, numbers and signs, such as INV-1001, turns some brackets around, and takes some lines from the
+    left."""
+    if (0.0, 0.0) in boxes or _HYPHEN_MARK.search(text):
+        return text
+
+    def place(found: re.Match[str], start: int = 0) -> float:
+        return max(map(sum, boxes[start + found.start() : start + found.end()]))
+
+    def drawn(part: re.Match[str]) -> str:
+        pieces = _TURNED_OR_ONE.finditer(part[0])
+        return "".join(piece[0] for piece in sorted(pieces, key=lambda piece: -place(piece, part.start())))
+
+    def read(run: re.Match[str]) -> str:
+        what = _NAME if any(map(str.isalpha, run[0])) else _NUMBER
+        return what.sub(lambda found: found[0][::-1], run[0])
+
+    places = [place(found) for found in _SHOWN.finditer(text)]
+    is_from_left = 2 * sum(one < other for one, other in pairwise(places)) >= len(places) > 1
+    text = (_LINE if is_from_left else _BETWEEN).sub(drawn, text)
+    return _with_brackets(_SIGN_AFTER.sub(r"\2\1", _BETWEEN.sub(read, text)))
+
+
+def _word_from_right(boxes: list[tuple[float, float]], word: re.Match[str]) -> str:
+    return _from_right(word[0], boxes[slice(*word.span())])
+
+
+def _with_brackets(text: str) -> str:
+    """The text with each bracket as the white space beside it says, or else as the one before."""
+    found = list(text)
+    for pair in _BRACKETS:
+        depth = 0
+        for at, character in enumerate(text):
+            if character in pair:
+                begins, ends = not text[max(at - 1, 0) : at].strip(), not text[at + 1 : at + 2].strip()
+                is_end = depth > 0 if begins == ends else ends
+                found[at] = pair[is_end]
+                depth += -1 if is_end else 1
+    return "".join(found)
 
 
 def _is_unmapped(raw: Any, handle: Any) -> bool:
@@ -394,9 +457,10 @@ def _words(
         if line.end_y != line.y:  # one that a hyphen holds together continues in the next line
             bottom = bottom if words else rectangle.bottom
             y = line.y + rectangle.bottom - bottom
-        if last != at and get(handle, last, pointer):
-            left = min(left, rectangle.left) if is_mirrored else left
-            right = max(right, rectangle.right)
+        for index in range(at + 1, last + 1) if is_mirrored else (last,):
+            if get(handle, index, pointer):
+                left = min(left, rectangle.left) if is_mirrored else left
+                right = max(right, rectangle.right)
         left, right = _mirrored(left, right, is_mirrored)
         if abs(left) < _FAR and abs(right) < _FAR and abs(y) < _FAR:  # which NaN is not
             words.append((match[0], left, right, y, size, number))
