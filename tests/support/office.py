@@ -154,6 +154,11 @@ def placed_pdf(*pages: list[tuple[float, float, str]], lines: list[tuple[float, 
     return _pdf([rules + "\n" + "\n".join(_shown(x, y, text, 10) for x, y, text in page) for page in pages])
 
 
+def sized_pdf(texts: list[tuple[float, float, str, int]]) -> bytes:
+    """A page in Helvetica: texts at (x, y) of a size."""
+    return _pdf(["\n".join(_shown(*text) for text in texts)])
+
+
 def turned_pdf(degrees: int, page: list[tuple[float, float, str]], *, is_turned_back: bool = True) -> bytes:
     """The same of a page that is drawn turned, and turned back to be shown, or not."""
     back = {0: "1 0 0 1 0 0", 90: "0 1 -1 0 612 0", 180: "-1 0 0 -1 612 792", 270: "0 -1 1 0 0 792"}[degrees]

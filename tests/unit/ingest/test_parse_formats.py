@@ -36,6 +36,7 @@ from support.office import (
     picture_pdf,
     placed_pdf,
     pptx,
+    sized_pdf,
     text_pdf,
     written_pdf,
     xlsx,
@@ -1407,6 +1408,27 @@ def test_a_hyphen_stays_where_the_document_has_it_elsewhere() -> None:
     )
     ((text, _),) = blocks("a.pdf", text_pdf([page]))
     assert text.count("out-of-network") == 2
+
+
+@pytest.mark.parametrize(
+    ("raised", "size", "rise", "after", "read"),
+    [
+        ("6", 6, 4, " W", "10^6 W"),
+        ("-5", 6, 4, " W", "10^-5 W"),
+        ("6", 6, -3, " W", "106 W"),
+        ("6", 10, 0, " W", "106 W"),
+        ("th", 6, 4, " W", "10th W"),
+        ("1", 6, 4, "/2 W", "101 /2 W"),
+    ],
+)
+def test_a_power_is_not_a_figure(raised: str, size: int, rise: int, after: str, read: str) -> None:
+    pieces = [
+        (72, 700, "Power 10", 10),
+        (114.3, 700 + rise, raised, size),
+        (114.3 + 0.56 * size * len(raised), 700, after, 10),
+    ]
+    ((text, _),) = blocks("a.pdf", sized_pdf(pieces))
+    assert text == f"Power {read}"
 
 
 @pytest.mark.parametrize("hyphen", ["-", "\u2010", "\x02"])

@@ -72,6 +72,8 @@ _WORD = re.compile(r"\w+(?:-\w+)*")
 _SHOWN = re.compile("[^\\s\x02\ufffe]+[\x02\ufffe]?")
 _BULLET = re.compile(r"^(?:[•●▪■◦‣–\-*·○➢]|o|\(?\d{1,3}[.)]|\(?[a-z][.)])\s+\S")
 _GLYPH_BULLET = re.compile(r"^[•●▪■◦‣·○➢\uf0b7\uf0a7]\s*")
+#: figures, some of which may be a power and no fraction, of which the base line is higher by this, in sizes of the font
+_DIGITS, _RAISED = re.compile(r"\d[\d+\u2212-]+(?! ?[/\u2044]|[\d+\u2212-])"), 0.2
 _SENTENCE_END = re.compile(r"[.!?:;…。！？：；][\"'”’)\]]*$")
 _WIDE = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef]")
 #: a letter or a mark of Hebrew or Arabic, no sign and no figure
@@ -318,6 +320,8 @@ def _lines(page: Any, raw: Any) -> tuple[list[_Line], list[WordPlace], bool] | N
                 if is_mirrored and _TURNED.search(shown):
                     read = _from_right(read, boxes)
                     shown = _SHOWN.sub(partial(_word_from_right, boxes), shown)
+                else:
+                    read = _with_powers(raw, handle, read, first)
                 line = _Line(_HYPHEN_MARK.sub(_MARK, read) if has_marks else read, space=piece[-1:].isspace())
                 line.text = _MARK_BEFORE.sub(r"\2\1", line.text) if turned else line.text
                 begin = raw.FPDFText_GetCharIndexFromTextIndex(handle, first)
@@ -336,7 +340,8 @@ def _lines(page: Any, raw: Any) -> tuple[list[_Line], list[WordPlace], bool] | N
                 size = line.size or 10.0
                 is_upright = abs(line.end_y - line.y) > size and abs(line.end - line.left) < 2 * size
                 if begin >= 0 and not is_upright:
-                    words += _words(raw, handle, shown, first, begin, end, line, len(lines), is_mirrored)
+                    texts = shown if is_mirrored else read
+                    words += _words(raw, handle, shown, texts, first, begin, end, line, len(lines), is_mirrored)
                 lines.append(line)
             start += len(piece) + (2 if text[start + len(piece) : start + len(piece) + 2] == "\r\n" else 1)
         return lines, words, is_mirrored
@@ -423,6 +428,28 @@ def _with_brackets(text: str) -> str:
     return "".join(found)
 
 
+def _with_powers(raw: Any, handle: Any, shown: str, first: int) -> str:
+    """A line whose text begins at ``first`` with ^ before a power: 10^6, not 106."""
+    x, y = ctypes.c_double(), ctypes.c_double()
+
+    def place(at: int) -> tuple[float, float]:
+        index = raw.FPDFText_GetCharIndexFromTextIndex(handle, first + at)
+        raw.FPDFText_GetCharOrigin(handle, index, x, y)
+        return y.value, _size(raw, handle, index)
+
+    def raised(run: re.Match[str]) -> str:
+        if place(run.start())[0] == place(run.end() - 1)[0]:
+            return run[0]
+        places = [place(at) for at in range(*run.span())]
+        text = run[0][0]
+        for (one, other), character in zip(pairwise(places), run[0][1:], strict=True):
+            is_power = text[-1].isdigit() and other[0] > one[0] + _RAISED * one[1] and other[1] < one[1]
+            text += f"^{character}" if is_power else character
+        return text
+
+    return _DIGITS.sub(raised, shown)
+
+
 def _is_unmapped(raw: Any, handle: Any) -> bool:
     """Whether most characters of a page have the numbers of their glyphs in place of those of Unicode."""
     count = raw.FPDFText_CountChars(handle)
@@ -434,9 +461,18 @@ def _is_unmapped(raw: Any, handle: Any) -> bool:
 
 
 def _words(
-    raw: Any, handle: Any, shown: str, first: int, begin: int, end: int, line: _Line, number: int, is_mirrored: bool
+    raw: Any,
+    handle: Any,
+    shown: str,
+    texts: str,
+    first: int,
+    begin: int,
+    end: int,
+    line: _Line,
+    number: int,
+    is_mirrored: bool,
 ) -> list[WordPlace]:
-    """The words of a line, whose text begins at ``first`` and whose characters are ``begin`` to ``end``."""
+    """The words ``texts`` of a line, whose text begins at ``first`` and whose characters are ``begin`` to ``end``."""
     rectangle = raw.FS_RECTF()
     pointer = ctypes.byref(rectangle)
     get = raw.FPDFText_GetLooseCharBox
@@ -444,7 +480,7 @@ def _words(
     size, y = line.size or 10.0, line.y
     bottom = 0.0
     words: list[WordPlace] = []
-    for match in _SHOWN.finditer(shown):
+    for match, text in zip(_SHOWN.finditer(shown), _SHOWN.findall(texts), strict=True):
         at, last = match.span()
         if is_straight:
             at, last = begin + at, begin + last - 1
@@ -463,7 +499,7 @@ def _words(
                 right = max(right, rectangle.right)
         left, right = _mirrored(left, right, is_mirrored)
         if abs(left) < _FAR and abs(right) < _FAR and abs(y) < _FAR:  # which NaN is not
-            words.append((match[0], left, right, y, size, number))
+            words.append((text, left, right, y, size, number))
     return words
 
 
