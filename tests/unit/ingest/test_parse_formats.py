@@ -1418,7 +1418,7 @@ def test_a_hyphen_stays_where_the_document_has_it_elsewhere() -> None:
         ("6", 6, -3, " W", "106 W"),
         ("6", 10, 0, " W", "106 W"),
         ("th", 6, 4, " W", "10th W"),
-        ("1", 6, 4, "/2 W", "101 /2 W"),
+        ("1/2", 6, 4, " W", "101/2 W"),
     ],
 )
 def test_a_power_is_not_a_figure(raised: str, size: int, rise: int, after: str, read: str) -> None:
