@@ -303,6 +303,123 @@ def test_docx_has_headings_lists_and_tables() -> None:
     assert parse("a.docx", content).metadata == {"title": "T", "author": "Ann"}
 
 
+def _numbered(paragraphs: str, levels: str, more: str = "", styles: str = "") -> bytes:
+    """A Word document whose first list has these levels; of a paragraph: its list, its level, its style or text."""
+    space = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+    body = ""
+    for line in paragraphs.split("\n"):
+        place, _, text = line.strip().partition(" ")
+        num, _, level = place.partition(".")
+        style = f'<w:pStyle w:val="{place}"/>' if place.isalpha() else ""
+        number = f'<w:numPr><w:ilvl w:val="{level}"/><w:numId w:val="{num}"/></w:numPr>' if level else ""
+        run = f"<w:r><w:t>{text}</w:t></w:r>" if text else ""
+        body += f"<w:p><w:pPr>{style}{number}</w:pPr>{run}</w:p>"
+    found = "".join(
+        f'<w:lvl w:ilvl="{number}"><w:start w:val="{start}"/><w:numFmt w:val="{kind}"/><w:lvlText w:val="{text}"/>'
+        f"{''.join(rest)}</w:lvl>"
+        for number, level in enumerate(levels.split("; "))
+        for start, kind, text, *rest in [level.split(" ", 3)]
+    )
+    numbering = (
+        f'<w:numbering {space}><w:abstractNum w:abstractNumId="0">{found}</w:abstractNum>'
+        f'<w:num w:numId="1"><w:abstractNumId w:val="0"/></w:num>{more}</w:numbering>'
+    )
+    office = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    relations = "".join(
+        f'<Relationship Id="{key}" Type="{office}/{key}" Target="{key}.xml"/>' for key in ("numbering", "styles")
+    )
+    return docx(
+        body,
+        **{
+            "word/numbering.xml": numbering,
+            "word/styles.xml": f"<w:styles {space}>{styles}</w:styles>",
+            "word/_rels/document.xml.rels": "<Relationships "
+            f'xmlns="http://schemas.openxmlformats.org/package/2006/relationships">{relations}</Relationships>',
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("paragraphs", "levels", "expected"),
+    [
+        # what stands between its items does not begin a list anew; an empty item counts
+        ("1.0 Open\nNormal Hot\n1.0\n1.0 Close", "1 decimal %1.", "1. Open\n\nHot\n\n3. Close"),
+        ("1.0 a\n1.0 b", "5 decimalZero %1)", "05) a\n06) b"),
+        ("1.0 a\n1.0 b", "27 lowerLetter (%1)", "(aa) a\n(bb) b"),
+        ("1.0 of the law", "4 upperRoman Article_%1", "Article_IV of the law"),
+        ("1.0 a\n1.0 b\n1.0 c", "2 ordinal %1", "2nd a\n3rd b\n4th c"),
+        ("1.0 a\n1.0 b", "1 bullet ·", "- a\n- b"),
+        ("1.0 a\n1.0 b", "1 none ", "a\n\nb"),
+        # a level begins anew below the next of one above, unless it says otherwise; a level that is skipped counts
+        (
+            "1.0 a\n1.1 b\n1.1 c\n1.0 d\n1.1 e\n1.2 f\n1.0 g\n1.2 h\n1.1 i",
+            "1 decimal %1; 1 decimal %1.%2; 1 lowerRoman %1.%2.%3",
+            "1 a\n  1.1 b\n  1.2 c\n2 d\n  2.1 e\n      2.1.i f\n3 g\n  3.1.i h\n  3.2 i",
+        ),
+        (
+            "1.0 a\n1.1 b\n1.0 c\n1.1 d",
+            '1 upperLetter %1; 1 decimal §%2 <w:lvlRestart w:val="0"/>',
+            "A a\n  §1 b\nB c\n  §2 d",
+        ),
+        ("1.1 a", "3 upperRoman %1; 2 decimal %1.%2 <w:isLgl/>", "3.2 a"),
+        # headings, and lists that styles begin, by a style on which theirs is based, too
+        (
+            "Head Scope\nStep a\nStep b",
+            '1 decimal %1; 1 decimal %1.%2 <w:pStyle w:val="Base"/>',
+            "# 1 Scope\n\n1.1 a\n\n1.2 b",
+        ),
+        # another use of the list goes on with its numbers, unless it says where it begins
+        ("1.0 a\n2.0 b\n3.0 c\n3.0 d\n1.0 e", "1 decimal %1.", "1. a\n2. b\n7. c\n8. d\n9. e"),
+        ("4.0 a", "1 decimal %1.", "i) a"),
+        ("5.0 a\n1.0 b", "1 decimal %1.", "1. a\n2. b"),
+    ],
+)
+def test_docx_has_the_numbers_of_lists_and_headings(paragraphs: str, levels: str, expected: str) -> None:
+    begins = '<w:lvlOverride w:ilvl="0"><w:startOverride w:val="7"/></w:lvlOverride>'
+    level = '<w:lvl w:ilvl="0"><w:start w:val="1"/><w:numFmt w:val="lowerRoman"/><w:lvlText w:val="%1)"/></w:lvl>'
+    more = (
+        '<w:num w:numId="2"><w:abstractNumId w:val="0"/></w:num>'
+        f'<w:num w:numId="3"><w:abstractNumId w:val="0"/>{begins}</w:num>'
+        f'<w:num w:numId="4"><w:abstractNumId w:val="0"/><w:lvlOverride w:ilvl="0">{level}</w:lvlOverride></w:num>'
+        '<w:abstractNum w:abstractNumId="9"><w:numStyleLink w:val="Lists"/></w:abstractNum>'
+        '<w:num w:numId="5"><w:abstractNumId w:val="9"/></w:num>'
+    )
+    styles = "".join(
+        f'<w:style w:type="{kind}" w:styleId="{key}"><w:name w:val="{name}"/>{rest}</w:style>'
+        for kind, key, name, rest in (
+            ("paragraph", "Head", "heading 1", '<w:pPr><w:numPr><w:numId w:val="1"/></w:numPr></w:pPr>'),
+            ("paragraph", "Base", "base", '<w:pPr><w:numPr><w:numId w:val="1"/></w:numPr></w:pPr>'),
+            ("paragraph", "Step", "step", '<w:basedOn w:val="Base"/>'),
+            ("paragraph", "Normal", "normal", ""),
+            ("numbering", "Lists", "lists", '<w:pPr><w:numPr><w:numId w:val="1"/></w:numPr></w:pPr>'),
+        )
+    )
+    assert only("a.docx", _numbered(paragraphs, levels, more, styles)) == expected
+
+
+def test_docx_does_not_count_paragraphs_that_are_deleted() -> None:
+    content = _numbered("1.0 a\n1.0 gone\n1.0 b", "1 decimal %1.")
+    with zipfile.ZipFile(BytesIO(content)) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    document = parts["word/document.xml"].decode()
+    run = "<w:r><w:t>gone</w:t></w:r>"
+    start, end = document.split(f"</w:pPr>{run}")
+    parts["word/document.xml"] = (
+        f"{start}<w:rPr><w:del/></w:rPr></w:pPr><w:del>{run.replace('w:t>', 'w:delText>')}</w:del>{end}".encode()
+    )
+    assert only("a.docx", zipped(parts)) == "1. a\n2. b"
+
+
+def test_html_has_the_numbers_of_lists() -> None:
+    page = (
+        "<ol start=3><li>a<li value=9>b<li>c</ol><p>-<ol type=a><li>d<li>e<ol type=I><li>f</ol></ol>"
+        "<p>-<ol reversed><li>g<li>h</ol><p>-<ol start=-1 type=A><li>i<li><li>j</ol>"
+    )
+    assert only("a.html", page.encode()) == (
+        "3. a\n9. b\n10. c\n\n-\n\na. d\nb. e\n   I. f\n\n-\n\n2. g\n1. h\n\n-\n\n-1. i\nA. j"
+    )
+
+
 def test_docx_has_the_text_of_fields_directions_and_characters_with_readings() -> None:
     def run(text: str) -> str:
         return f"<w:r><w:t>{text}</w:t></w:r>"

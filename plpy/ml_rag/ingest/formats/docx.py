@@ -16,6 +16,7 @@ from ml_rag.ingest.formats.archive import check_entities, core_properties, open_
 from ml_rag.ingest.formats.common import Request, document, one_line
 from ml_rag.ingest.formats.detect import detect
 from ml_rag.ingest.formats.html import html_blocks
+from ml_rag.ingest.formats.numbering import WordLabels
 from ml_rag.ingest.formats.ooxml import MATH, chart, diagram, formula, related, run_of, with_parts
 from ml_rag.ingest.formats.running import LONGEST, SHOWN
 
@@ -30,9 +31,11 @@ b => span
 i => span
 br[type='page'] => br
 br[type='column'] => br
+r.MlRagLabel => marker
 """
 #: older versions of Word put the name of the file there
 _FILE = re.compile(r"\.(?:png|jpe?g|gif|bmp|tiff?|emf|wmf|svg)\s*$", re.I)
+_CAN_BE_NUMBERED = re.compile(rb"<[\w.-]+:(?:numPr|pStyle)\b")
 _PART = re.compile(r"word/[^/]*\.xml")
 #: what attributes that name a part begin with, in either kind of OOXML
 _RELATED = (
@@ -125,14 +128,17 @@ def _running(archive: zipfile.ZipFile) -> list[str]:
 
 
 def _without_such(archive: zipfile.ZipFile, content: bytes, inserted: Callable[[str, bytes], str]) -> bytes:
-    """The document with what stands in those elements in their place, formulas, diagrams and charts as text, text boxes
-    as older versions have them. ``inserted``: the text of a document, by its name and content."""
+    """The document with what stands in those elements in their place, formulas, diagrams, charts and the numbers of
+    paragraphs as text, text boxes as older versions have them. ``inserted``: the text of a document, by its name and
+    content."""
     from lxml import etree  # type: ignore[import-untyped]
 
     parts = {name: archive.read(name) for name in archive.namelist() if _PART.fullmatch(name)}
     changed = {}
+    known = {key: parts.get(f"word/{key}.xml") for key in ("numbering", "styles")}
+    numbering, styles = (None if part is None else parse_xml(part) for part in known.values())
     for name, part in parts.items():
-        if _HAS_SUCH.search(part):
+        if _HAS_SUCH.search(part) or (numbering is not None and _CAN_BE_NUMBERED.search(part)):
             root = parse_xml(part)
             etree.strip_tags(root, *(f"{{*}}{tag}" for tag in _AROUND), f"{MATH}oMathPara")
             space = root.tag.rpartition("}")[0] + "}"
@@ -163,8 +169,32 @@ def _without_such(archive: zipfile.ZipFile, content: bytes, inserted: Callable[[
                 _move_out(box)
                 for shape in box.iterancestors(f"{_VML}*"):  # of an ellipse, mammoth leaves the text out
                     shape.tag = f"{_VML}shape"
+            if numbering is not None:
+                _show_numbers(root, WordLabels(numbering, styles))
             changed[name] = etree.tostring(root)
     return with_parts(archive, changed) if changed else content
+
+
+def _show_numbers(root: Any, labels: WordLabels) -> None:
+    """Put what Word shows before its paragraphs into them, as runs of a style of their own."""
+    space = root.tag.rpartition("}")[0] + "}"
+    for paragraph in root.iter(f"{space}p"):
+        if next(paragraph.iterancestors(f"{_COMPATIBLE}Choice"), None) is not None:  # what follows has its text, too
+            continue
+        label = labels.label(paragraph)
+        if label == "":  # for mammoth, each paragraph with a number is an item of a list
+            properties = paragraph.find(f"{space}pPr")
+            for old in properties.findall(f"{space}numPr"):
+                properties.remove(old)
+            none = [properties.makeelement(f"{space}{key}", {f"{space}val": "0"}) for key in ("ilvl", "numId")]
+            properties.append(properties.makeelement(f"{space}numPr"))
+            properties[-1].extend(none)
+        elif label and next(paragraph.iter(f"{space}t", f"{space}drawing", f"{space}pict"), None) is not None:
+            run = run_of([f"{label} "], space, paragraph)
+            properties = run.makeelement(f"{space}rPr")
+            properties.append(run.makeelement(f"{space}rStyle", {f"{space}val": "MlRagLabel"}))
+            run.insert(0, properties)
+            paragraph.find(f"{space}pPr").addnext(run)
 
 
 def _without_dangling(content: bytes) -> bytes:

@@ -15,6 +15,7 @@ from urllib.parse import unquote_to_bytes
 from ml_rag import abc
 from ml_rag.ingest.formats.common import Repeats, Request, document, metadata, pipe_table
 from ml_rag.ingest.formats.encoding import decode
+from ml_rag.ingest.formats.numbering import numeral, whole
 from ml_rag.ingest.formats.pictures import MARK, Pictures
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ _CELLS = ["td", "th"]
 #: elements that put a sign before each line within them, and the depth beyond which they put none
 _MARKED = ["blockquote", "li"]
 _MOST_MARKED = 20
+#: of the lines of an item with a long number
+_MOST_INDENT = 12
 # Marks between cells and rows while the converter works from the inside out
 _OPEN, _CELL, _ROW = "\x1d", "\x1f", "\x1e"
 _MARKS = re.compile(f"[{MARK}\x1c-\x1f]")
@@ -190,13 +193,28 @@ def _is_text(button: Any) -> bool:
 
 
 def _number(soup: BeautifulSoup) -> None:
-    """Have the items before each of a list counted at once: markdownify goes through them for each."""
-    before: Counter[int] = Counter()
+    """Put before the items of lists what browsers show there: the number of an ordered list, in its kind. A document
+    of Word says it at their beginning, and has items that are there only to hold lists."""
+    is_told = soup.find("marker") is not None
     items: list[Any] = soup.find_all("li")
+    counts = Counter(id(item.parent) for item in items)
+    numbers: dict[int, int] = {}
     for item in items:
-        number = before[id(item.parent)]
-        item.find_previous_siblings = lambda _name, number=number: range(number)
-        before[id(item.parent)] += 1
+        around = item.parent
+        first = item.contents[0] if item.contents else None
+        if is_told and first is not None and first.name == "marker":
+            item["marker"] = first.extract().get_text().strip()
+        elif is_told and first is not None and first.name in ("ul", "ol"):
+            item["marker"] = ""
+        elif around.name != "ol":
+            item["marker"] = "-"
+        else:
+            is_down = "reversed" in around.attrs
+            step = -1 if is_down else 1
+            start = whole(around.get("start"), counts[id(around)] if is_down else 1)
+            number = whole(item.get("value"), numbers.get(id(around), start - step) + step)
+            numbers[id(around)] = number
+            item["marker"] = f"{numeral(number, str(item.get('type') or around.get('type')))}."
 
 
 def _flatten_layout_tables(soup: BeautifulSoup) -> None:
@@ -256,6 +274,11 @@ def _converter() -> Any:
             before = el.previous_element
             is_power = isinstance(before, str) and before[-1:].isdigit() and text[:1] in {*"0123456789+-−"}
             return f"^{text}" if is_power else text
+
+        def convert_li(self, el: Any, text: str, parent_tags: Any) -> str:
+            before = f"{el['marker']} ".lstrip()
+            lines = text.strip().replace("\n", "\n" + " " * min(len(before), _MOST_INDENT))
+            return f"{before}{lines}\n" if lines else "\n"
 
         def convert_mrow(self, el: Any, text: str, parent_tags: Any) -> str:
             if (signs := _SIGNS.get(el.parent.name)) is None:

@@ -1,0 +1,179 @@
+"""Numbers of lists and headings: numerals, and what Word shows before its paragraphs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ml_rag.ingest.formats.common import one_line
+
+_ROMAN = {
+    "m": 1000, "cm": 900, "d": 500, "cd": 400, "c": 100, "xc": 90, "l": 50, "xl": 40, "x": 10, "ix": 9, "v": 5,
+    "iv": 4, "i": 1,
+}  # fmt: skip
+_KINDS = {"lowerLetter": "a", "upperLetter": "A", "lowerRoman": "i", "upperRoman": "I"}
+_ORDINALS = {1: "st", 2: "nd", 3: "rd"}
+_NUMBER = re.compile(r"\s*(-?\d{1,9})\s*", re.ASCII)
+_PLACE = re.compile("%([1-9])")
+#: styles on which each other are based
+_MOST_BASES = 50
+#: Word takes 255 characters
+_MOST_CHARACTERS = 255
+
+
+def numeral(number: int, kind: str) -> str:
+    """A number in a kind of HTML and OpenDocument: ``1``, ``a`` (z, aa, ab), ``A``, ``i``, ``I``."""
+    text = ""
+    if kind in ("a", "A") and number > 0:
+        while number:
+            number, letter = divmod(number - 1, 26)
+            text = chr(ord("a") + letter) + text
+    elif kind in ("i", "I") and 0 < number < 4000:
+        for sign, value in _ROMAN.items():
+            text += sign * (number // value)
+            number %= value
+    return (text.upper() if kind.isupper() else text) or str(number)
+
+
+def whole(value: Any, otherwise: int) -> int:
+    """The whole number that an attribute has."""
+    found = _NUMBER.fullmatch(value or "")
+    return int(found[1]) if found else otherwise
+
+
+@dataclass(slots=True)
+class _Level:
+    start: int
+    format: str
+    text: str
+    #: the first of the levels above that do not restart it
+    restart: int
+    is_decimal: bool
+    style: str | None
+
+    def shown(self, number: int, *, is_decimal: bool) -> str:
+        if self.format in ("none", "bullet"):
+            return ""
+        kind = "" if is_decimal else _KINDS.get(self.format, "")
+        if kind in ("a", "A") and number > 0:  # z, aa, bb
+            return numeral((number - 1) % 26 + 1, kind) * min(1 + (number - 1) // 26, _MOST_CHARACTERS)
+        if self.format == "ordinal" and not is_decimal:
+            return f"{number}{'th' if number // 10 % 10 == 1 else _ORDINALS.get(number % 10, 'th')}"
+        return f"{number:02}" if self.format == "decimalZero" else numeral(number, kind)
+
+
+class WordLabels:
+    """What Word shows before the paragraphs of a part, which are asked for in their order."""
+
+    def __init__(self, numbering: Any, styles: Any) -> None:
+        """The roots of the parts of this name; the second can be None."""
+        self._styles = {_attribute(one, "styleId"): one for one in (() if styles is None else styles)}
+        self._nums = {_attribute(one, "numId"): one for one in numbering.iterchildren("{*}num")}
+        self._lists = {_attribute(one, "abstractNumId"): one for one in numbering.iterchildren("{*}abstractNum")}
+        self._levels: dict[str | None, dict[int, _Level]] = {}
+        self._known: dict[str, tuple[str | None, dict[int, _Level], dict[int, int]]] = {}
+        #: the number of each level of a list
+        self._numbers: dict[str | None, dict[int, int]] = {}
+        self._begun: set[tuple[str, int]] = set()
+
+    def label(self, paragraph: Any) -> str | None:
+        """None without a number or with a bullet; empty if the number is not shown."""
+        properties = paragraph.find("{*}pPr")
+        if properties is None or any(
+            properties.find(f"{{*}}rPr/{{*}}{key}") is not None for key in ("del", "moveFrom")
+        ):
+            return None
+        num, level = self._place(properties)
+        if num is None or num not in self._nums:
+            return None
+        name, levels, starts = self._list(num)
+        if level not in levels:
+            return None
+        numbers = self._numbers.setdefault(name, {})
+        for above in levels.keys() - numbers.keys():  # one that is skipped counts, too
+            if above < level:
+                numbers[above] = levels[above].start
+        own = levels[level]
+        if level in starts and (num, level) not in self._begun:
+            numbers[level] = starts[level]
+        else:
+            numbers[level] = numbers[level] + 1 if level in numbers else own.start
+        self._begun.add((num, level))
+        for deeper in [one for one in numbers if one > level and one in levels and level < levels[one].restart]:
+            del numbers[deeper]
+        if own.format == "bullet":
+            return None
+
+        def shown(place: re.Match[str]) -> str:
+            one = int(place[1]) - 1
+            return levels[one].shown(numbers[one], is_decimal=own.is_decimal) if one in levels and one <= level else ""
+
+        return one_line(_PLACE.sub(shown, own.text))[:_MOST_CHARACTERS]
+
+    def _place(self, properties: Any) -> tuple[str | None, int]:
+        """The list of a paragraph, by its number, and the level, of its own or of its style."""
+        num, level = _value(properties, "numPr/numId"), _value(properties, "numPr/ilvl")
+        style = _value(properties, "pStyle")
+        for _ in range(_MOST_BASES):
+            base = self._styles.get(style)
+            if base is None or (num and level):
+                break
+            num = num or _value(base, "pPr/numPr/numId")
+            if num and not level:
+                levels = self._list(num)[1] if num in self._nums else {}
+                linked = next((str(key) for key, one in levels.items() if one.style == style), None)
+                level = linked or _value(base, "pPr/numPr/ilvl")
+            style = _value(base, "basedOn")
+        return num, whole(level, 0)
+
+    def _list(self, num: str) -> tuple[str | None, dict[int, _Level], dict[int, int]]:
+        """The name of a list, its levels, and the numbers at which this use of it begins."""
+        if num in self._known:
+            return self._known[num]
+        element = self._nums[num]
+        name = _value(element, "abstractNumId")
+        for _ in range(_MOST_BASES):  # through styles of lists
+            found = self._lists.get(name)
+            link = None if found is None else _value(found, "numStyleLink")
+            style = None if link is None else self._styles.get(link)
+            other = None if style is None else self._nums.get(_value(style, "pPr/numPr/numId"))
+            if other is None:
+                break
+            name = _value(other, "abstractNumId")
+        if name not in self._levels:
+            found = self._lists.get(name)
+            self._levels[name] = _levels(() if found is None else found.iterchildren("{*}lvl"))
+        overrides = {_attribute(one, "ilvl"): one for one in element.iterchildren("{*}lvlOverride")}
+        starts = {whole(key, 0): _value(one, "startOverride") for key, one in overrides.items()}
+        own = _levels(level for one in overrides.values() for level in one.iterchildren("{*}lvl"))
+        begins = {key: whole(one, 0) for key, one in starts.items() if one}
+        self._known[num] = name, self._levels[name] | own, begins
+        return self._known[num]
+
+
+def _levels(elements: Iterable[Any]) -> dict[int, _Level]:
+    levels = {}
+    for element in elements:
+        number = whole(_attribute(element, "ilvl"), 0)
+        levels[number] = _Level(
+            whole(_value(element, "start"), 0),
+            _value(element, "numFmt") or "decimal",
+            (_value(element, "lvlText") or "")[:_MOST_CHARACTERS],
+            whole(_value(element, "lvlRestart"), number),
+            _value(element, "isLgl", "true") in ("true", "1", "on"),
+            _value(element, "pStyle"),
+        )
+    return levels
+
+
+def _value(element: Any, path: str, otherwise: str | None = None) -> str | None:
+    """The value of an element below another one; ``otherwise`` if it is there without one."""
+    found = element.find("/".join(f"{{*}}{name}" for name in path.split("/")))
+    return None if found is None else _attribute(found, "val") or otherwise
+
+
+def _attribute(element: Any, name: str) -> str | None:
+    attributes: Mapping[str, str] = element.attrib
+    return next((value for key, value in attributes.items() if key.rpartition("}")[2] == name), None)
