@@ -112,8 +112,8 @@ def epub(chapters: list[str], **extra: str | bytes) -> bytes:
     )
 
 
-def odt(body: str, kind: str = "text", **extra: str | bytes) -> bytes:
-    """OpenDocument: the content of its body; ``kind`` is text, presentation or spreadsheet."""
+def odt(body: str, kind: str = "text", *, styles: str = "", **extra: str | bytes) -> bytes:
+    """OpenDocument: the content of its body, its ``styles``; ``kind`` is text, presentation or spreadsheet."""
     urn = "urn:oasis:names:tc:opendocument:xmlns"
     spaces = 'xmlns:xlink="http://www.w3.org/1999/xlink" ' + " ".join(
         f'xmlns:{short}="{urn}:{name}:1.0"'
@@ -124,12 +124,14 @@ def odt(body: str, kind: str = "text", **extra: str | bytes) -> bytes:
             ("draw", "drawing"),
             ("presentation", "presentation"),
             ("svg", "svg-compatible"),
+            ("style", "style"),
         )
     )
     return zipped(
         {
             "mimetype": f"application/vnd.oasis.opendocument.{kind}",
-            "content.xml": f"<office:document-content {spaces}><office:body><office:{kind}>{body}</office:{kind}>"
+            "content.xml": f"<office:document-content {spaces}><office:automatic-styles>{styles}"
+            f"</office:automatic-styles><office:body><office:{kind}>{body}</office:{kind}>"
             "</office:body></office:document-content>",
             **extra,
         }

@@ -962,6 +962,49 @@ def test_odt_has_headings_lists_and_tables() -> None:
     assert only("a", odt(body)) == "## Part\n\na  b\nc\n\n- one\n  - two\n\n| x | x |\n| --- | --- |"
 
 
+def test_odt_has_the_numbers_of_lists_and_headings() -> None:
+    def level(number: int, rest: str, tag: str = "list-level-style-number") -> str:
+        return f'<text:{tag} text:level="{number}" {rest}/>'
+
+    def items(*texts: str) -> str:
+        return "".join(f"<text:list-item><text:p>{text}</text:p></text:list-item>" for text in texts)
+
+    one, letter = 'style:num-format="1"', 'style:num-format="a" style:num-prefix="(" style:num-suffix=")"'
+    dotted = f'{one} style:num-suffix="." '
+    nested = level(2, f'{one} text:display-levels="2"') + level(3, letter)
+    styles = (
+        f'<text:list-style style:name="L">{level(1, dotted + """text:start-value="5" """)}{nested}</text:list-style>'
+        f'<text:list-style style:name="B">{level(1, "", "list-level-style-bullet")}</text:list-style>'
+        f'<text:list-style style:name="R">{level(1, letter)}</text:list-style>'
+        f"<text:outline-style>{level(1, one, 'outline-level-style')}"
+        f"{level(2, one + ' text:display-levels=' + repr('2'), 'outline-level-style')}</text:outline-style>"
+        '<style:style style:name="Base" style:list-style-name=""/>'
+        '<style:style style:name="Plain" style:parent-style-name="Base"/>'
+    )
+    tables = f"<table:table><table:table-row>{'<table:table-cell>{0}</table:table-cell>' * 2}</table:table-row>"
+    cell = f'<text:list text:style-name="R">{items("j", "k")}</text:list>'
+    body = (
+        '<text:h text:outline-level="1">Scope</text:h><text:h text:outline-level="2">General</text:h>'
+        '<text:h text:outline-level="1" text:style-name="Plain">Preface</text:h>'
+        '<text:h text:outline-level="1" text:is-list-header="true">Notes</text:h>'
+        '<text:h text:outline-level="1">Terms</text:h>'
+        f'<text:list text:style-name="L" xml:id="x">{items("a", "b")}<text:list-item><text:p>c</text:p>'
+        "<text:p>more</text:p>"
+        f"<text:list>{items('d')}<text:list-item><text:list>{items('e')}</text:list></text:list-item>{items('f')}"
+        f"</text:list></text:list-item></text:list><text:p>-</text:p><text:list text:style-name='B'>{items('dot')}"
+        f"</text:list><text:list text:continue-list='x' text:style-name='L'>{items('g')}"
+        '<text:list-item text:start-value="2"><text:p>h</text:p></text:list-item>'
+        '<text:list-item text:style-override="R"><text:h text:outline-level="3">i</text:h></text:list-item></text:list>'
+        f"{tables.format(cell)}</table:table><text:list text:style-name='R' text:continue-numbering='true'>"
+        f"{items('l')}</text:list><text:list text:style-name='R'>{items('m')}</text:list>"
+    )
+    assert only("a", odt(body, styles=styles)) == (
+        "# 1 Scope\n\n## 1.1 General\n\n# Preface\n\n# Notes\n\n# 2 Terms\n\n5. a\n6. b\n7. c\n   more\n  7.1 d\n"
+        "    (a) e\n  7.2 f\n\n-\n\n- dot\n\n8. g\n2. h\n\n### (c) i\n\n"
+        "| (a) j (b) k | (a) j (b) k |\n| --- | --- |\n\n(c) l\n\n(a) m"
+    )
+
+
 def test_odt_has_the_tables_and_boxes_of_lists_and_nested_boxes_once() -> None:
     cell = "<table:table-cell><text:p>x</text:p></table:table-cell>"
     table = f"<table:table><table:table-row>{cell * 2}</table:table-row></table:table>"

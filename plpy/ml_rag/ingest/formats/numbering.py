@@ -1,4 +1,4 @@
-"""Numbers of lists and headings: numerals, and what Word shows before its paragraphs."""
+"""Numbers of lists and headings: numerals, and what Word and OpenDocument show before paragraphs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,26 @@ _KINDS = {"lowerLetter": "a", "upperLetter": "A", "lowerRoman": "i", "upperRoman
 _ORDINALS = {1: "st", 2: "nd", 3: "rd"}
 _NUMBER = re.compile(r"\s*(-?\d{1,9})\s*", re.ASCII)
 _PLACE = re.compile("%([1-9])")
+_ODF_PLACE = re.compile("%([1-9][0-9]?)%")
+_TEXT = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
+_STYLE = "{urn:oasis:names:tc:opendocument:xmlns:style:1.0}"
+#: of newer versions of LibreOffice, such as %1%.%2%
+_WRITTEN = "{urn:org:documentfoundation:names:experimental:office:xmlns:loext:1.0}num-list-format"
+_OUTLINE = "\n"
+_XML_ID = "{http://www.w3.org/XML/1998/namespace}id"
 #: styles on which each other are based
 _MOST_BASES = 50
 #: Word takes 255 characters
 _MOST_CHARACTERS = 255
 
 
-def numeral(number: int, kind: str) -> str:
-    """A number in a kind of HTML and OpenDocument: ``1``, ``a`` (z, aa, ab), ``A``, ``i``, ``I``."""
+def numeral(number: int, kind: str, *, is_repeated: bool = False) -> str:
+    """A number in a kind of HTML and OpenDocument: ``1``, ``a`` (z, aa, ab, or aa, bb), ``A``, ``i``, ``I``."""
     text = ""
-    if kind in ("a", "A") and number > 0:
+    if kind in ("a", "A") and number > 0 and is_repeated:
+        times, letter = divmod(number - 1, 26)
+        text = chr(ord("a") + letter) * min(times + 1, _MOST_CHARACTERS)
+    elif kind in ("a", "A") and number > 0:
         while number:
             number, letter = divmod(number - 1, 26)
             text = chr(ord("a") + letter) + text
@@ -57,11 +67,9 @@ class _Level:
         if self.format in ("none", "bullet"):
             return ""
         kind = "" if is_decimal else _KINDS.get(self.format, "")
-        if kind in ("a", "A") and number > 0:  # z, aa, bb
-            return numeral((number - 1) % 26 + 1, kind) * min(1 + (number - 1) // 26, _MOST_CHARACTERS)
         if self.format == "ordinal" and not is_decimal:
             return f"{number}{'th' if number // 10 % 10 == 1 else _ORDINALS.get(number % 10, 'th')}"
-        return f"{number:02}" if self.format == "decimalZero" else numeral(number, kind)
+        return f"{number:02}" if self.format == "decimalZero" else numeral(number, kind, is_repeated=True)
 
 
 class WordLabels:
@@ -177,3 +185,65 @@ def _value(element: Any, path: str, otherwise: str | None = None) -> str | None:
 def _attribute(element: Any, name: str) -> str | None:
     attributes: Mapping[str, str] = element.attrib
     return next((value for key, value in attributes.items() if key.rpartition("}")[2] == name), None)
+
+
+def number_odf(part: Any, roots: Iterable[Any]) -> None:
+    """Give items of lists with numbers, and headings, what stands before them, as an attribute ``label``. ``roots``:
+    of the styles."""
+    styles: dict[str | None, dict[int, Any]] = {}
+    plain: dict[str | None, Any] = {}
+    for root in roots:
+        for style in root.iter(f"{_TEXT}list-style", f"{_TEXT}outline-style"):
+            name = _OUTLINE if style.tag.endswith("outline-style") else style.get(f"{_STYLE}name")
+            styles[name] = {whole(level.get(f"{_TEXT}level"), 0): level for level in style.iterchildren("*")}
+        plain |= {style.get(f"{_STYLE}name"): style for style in root.iter(f"{_STYLE}style")}
+    #: of a list its style, its level, and the numbers of all levels, which lists that continue it share
+    lists: dict[Any, tuple[str | None, int, dict[int, int]]] = {}
+    known: dict[str | None, dict[int, int]] = {}
+    outline: dict[int, int] = {}
+    for one in part.iter(f"{_TEXT}list", f"{_TEXT}list-item", f"{_TEXT}h"):
+        around, name = one.getparent(), one.get(f"{_TEXT}style-name")
+        if one.tag == f"{_TEXT}list":
+            if (above := lists.get(around.getparent())) is not None:
+                lists[one] = name or above[0], above[1] + 1, above[2]
+                continue
+            does_continue = one.get(f"{_TEXT}continue-numbering") == "true"
+            before = one.get(f"{_TEXT}continue-list") or (name if does_continue else None)
+            lists[one] = name, 1, known.get(before, {})
+            known |= {key: lists[one][2] for key in (name, one.get(_XML_ID)) if key}
+        elif one.tag == f"{_TEXT}list-item" and around in lists:
+            style, level, numbers = lists[around]
+            levels = styles.get(one.get(f"{_TEXT}style-override") or style, {})
+            if one.find("*") is not None and one.find("*").tag == f"{_TEXT}list":  # it is there only to hold this
+                numbers.setdefault(level, 1)
+            else:
+                _label_odf(one, levels, level, numbers)
+        elif around.tag != f"{_TEXT}list-item" and one.get(f"{_TEXT}is-list-header") != "true":
+            for _ in range(_MOST_BASES):
+                if (style := plain.get(name)) is None or (found := style.get(f"{_STYLE}list-style-name")) is not None:
+                    break
+                name = style.get(f"{_STYLE}parent-style-name")
+            if style is None or found:
+                _label_odf(one, styles.get(_OUTLINE, {}), whole(one.get(f"{_TEXT}outline-level"), 1), outline)
+
+
+def _label_odf(element: Any, levels: Mapping[int, Any], level: int, numbers: dict[int, int]) -> None:
+    own = levels.get(level)
+    start = whole(None if own is None else own.get(f"{_TEXT}start-value"), 1)
+    numbers[level] = whole(element.get(f"{_TEXT}start-value"), numbers[level] + 1 if level in numbers else start)
+    for deeper in [one for one in numbers if one > level]:
+        del numbers[deeper]
+    if own is None or not own.get(f"{_STYLE}num-format"):
+        return
+
+    def shown(number: int) -> str:
+        kind = levels[number].get(f"{_STYLE}num-format") if number in levels else None
+        is_repeated = number in levels and levels[number].get(f"{_STYLE}num-letter-sync") == "true"
+        return numeral(numbers.get(number, 1), kind, is_repeated=is_repeated) if kind else ""
+
+    first = level + 1 - whole(own.get(f"{_TEXT}display-levels"), 1)
+    text = ".".join(filter(None, map(shown, range(max(first, 1), level + 1))))
+    text = f"{own.get(f'{_STYLE}num-prefix', '')}{text}{own.get(f'{_STYLE}num-suffix', '')}"
+    if written := own.get(_WRITTEN):
+        text = _ODF_PLACE.sub(lambda place: shown(int(place[1])), written[:_MOST_CHARACTERS])
+    element.set("label", one_line(text)[:_MOST_CHARACTERS])

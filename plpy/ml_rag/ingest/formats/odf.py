@@ -26,6 +26,7 @@ from ml_rag.ingest.formats.common import (
     pipe_table,
 )
 from ml_rag.ingest.formats.html import html_to_markdown
+from ml_rag.ingest.formats.numbering import number_odf
 from ml_rag.ingest.formats.pictures import Pictures
 from ml_rag.ingest.formats.sheets import sheet_blocks, with_boxes
 
@@ -70,6 +71,7 @@ def parse_odf(_name: str, content: bytes, request: Request) -> abc.Document:
         if part is None:
             raise damaged("OpenDocument without a body")
         if part.tag != f"{_OFFICE}spreadsheet":
+            number_odf(part, [root, *(parse_xml(archive.read(name)) for name in ("styles.xml",) if name in names)])
             _show_alternatives(part)
             _insert_objects(part, archive)
             if request.pictures is not None:
@@ -170,9 +172,7 @@ def _blocks(element: Iterable[Any], depth: int, repeats: Repeats) -> Iterator[st
         if child.tag in _SKIPPED or not isinstance(child.tag, str):
             continue
         if child.tag == f"{_TEXT}h":
-            level = child.get(f"{_TEXT}outline-level") or "1"
-            text = one_line(_inline(child, 0))
-            yield f"{'#' * max(1, min(int(level) if level.isdigit() else 1, 6))} {text}" if text else ""
+            yield _heading(child)
             yield from _frames(child, depth, repeats)
         elif child.tag == f"{_TEXT}p":
             yield _inline(child, 0).strip()
@@ -183,6 +183,20 @@ def _blocks(element: Iterable[Any], depth: int, repeats: Repeats) -> Iterator[st
             yield pipe_table(_table_rows(child, repeats))
         else:
             yield from _blocks(child, depth + 1, repeats)
+
+
+def _heading(element: Any) -> str:
+    level = element.get(f"{_TEXT}outline-level") or "1"
+    text = one_line(_inline(element, 0))
+    signs = "#" * max(1, min(int(level) if level.isdigit() else 1, 6))
+    return f"{signs} {_labelled(element, text)}" if text else ""
+
+
+def _labelled(paragraph: Any, text: str) -> str:
+    """The text of a paragraph with its number, which is that of its item if it is the first one there."""
+    around = paragraph.getparent()
+    label = paragraph.get("label") or (around.get("label") if around.find("*") is paragraph else None)
+    return f"{label} {text}" if label and text else text
 
 
 def _frames(paragraph: Any, depth: int, repeats: Repeats) -> Iterator[str]:
@@ -202,12 +216,17 @@ def _list(element: Any, depth: int, repeats: Repeats) -> Iterator[str]:
     for item in element:
         if item.tag not in {f"{_TEXT}list-item", f"{_TEXT}list-header"}:
             continue
+        mark = item.get("label") or "-"
         for child in item:
             if child.tag == f"{_TEXT}list":
                 yield from _list(child, depth + 1, repeats)
-            elif child.tag in {f"{_TEXT}p", f"{_TEXT}h"}:
+            elif child.tag == f"{_TEXT}h":
+                yield f"\n{_heading(child)}\n"
+                yield from filter(None, _frames(child, depth, repeats))
+            elif child.tag == f"{_TEXT}p":
                 if text := one_line(_inline(child, 0)):
-                    yield f"{'  ' * depth}- {text}"
+                    yield f"{'  ' * depth}{mark} {text}"
+                    mark = mark if mark == "-" else " " * min(len(mark), 9)
                 yield from filter(None, _frames(child, depth, repeats))
             else:
                 yield from filter(None, _blocks((child,), depth, repeats))
@@ -251,7 +270,7 @@ def _cells(row: Any) -> tuple[list[tuple[str, int]], int]:
     """The texts of a row up to its last one, how often each is there, and how often the row is."""
     cells: list[tuple[str, int]] = []
     for cell in row.iterchildren(f"{_TABLE}table-cell", f"{_TABLE}covered-table-cell"):
-        text = " ".join(one_line(_inline(part, 0)) for part in _paragraphs(cell))
+        text = " ".join(_labelled(part, one_line(_inline(part, 0))) for part in _paragraphs(cell))
         if not text:  # some programs write the value alone
             text = next(filter(None, (cell.get(f"{_OFFICE}{key}") for key in _VALUES)), "")
         cells.append((text, min(_repeat(cell, "number-columns-repeated"), MAX_COLUMNS)))
