@@ -60,6 +60,11 @@ def only(name: str, content: bytes | str) -> str:
     [
         ("a.csv", "name,age\nAda,36\nBob,41\n", "| name | age |\n| --- | --- |\n| Ada | 36 |\n| Bob | 41 |"),
         ("a.csv", "name;age\nAda;1,5\n", "| name | age |\n| --- | --- |\n| Ada | 1,5 |"),
+        # decimal commas, of which each line may have as many as semicolons; without a header, below comments
+        ("a.csv", "x;11,5;-3,1\ny;2,5;-3,2", "| x | 11,5 | -3,1 |\n| --- | --- | --- |\n| y | 2,5 | -3,2 |"),
+        ("a.csv", "# x, y\nid;v\n1;2,5\n2;3,5", "| # x, y |  |\n| --- | --- |\n| id | v |\n| 1 | 2,5 |\n| 2 | 3,5 |"),
+        ("a.csv", "id,tags\n1,2;3\n2,4;5\n", "| id | tags |\n| --- | --- |\n| 1 | 2;3 |\n| 2 | 4;5 |"),
+        ("a.csv", "1,2,3;4\n1,2,3;4\n", "| 1 | 2 | 3;4 |\n| --- | --- | --- |\n| 1 | 2 | 3;4 |"),
         ("a.csv", "\ufeffsep=;\nname;age\nA, B;1,5\n", "| name | age |\n| --- | --- |\n| A, B | 1,5 |"),
         ("a.csv", '"sep=|"\r\nname|age\r\nAda|36\r\n', "| name | age |\n| --- | --- |\n| Ada | 36 |"),
         ("a.tsv", "name\tage\nAda\t36\n", "| name | age |\n| --- | --- |\n| Ada | 36 |"),

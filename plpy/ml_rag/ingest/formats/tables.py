@@ -19,6 +19,9 @@ _MAX_DEPTH = 8
 #: a line that tells Excel the delimiter
 _SEPARATOR = re.compile(r'\ufeff?"?sep=([,;\t|])"?\n', re.IGNORECASE)
 
+#: a line whose commas are those of numbers
+_WITH_SEMICOLONS = re.compile(r"(?:[^,;]*(?:(?<=\d),(?=\d)[^,;]*)?;)+[^,;]*(?:(?<=\d),(?=\d)[^,;]*)?")
+
 
 def parse_csv(name: str, content: bytes, request: Request) -> abc.Document:
     """One pipe table, the first row its header. The delimiter is the one that splits the first lines most evenly."""
@@ -43,10 +46,12 @@ def _quoted(text: str, delimiter: str) -> Any:
 
 
 def _delimiter(text: str) -> str:
-    lines = [line for line in text[:16384].split("\n")[:20] if line.strip()]
+    lines = [line for line in text[:16384].split("\n")[:20] if line.strip() and not line.startswith("#")]
+    without = _WITH_SEMICOLONS if lines and _WITH_SEMICOLONS.fullmatch(lines[0]) else None
 
     def score(delimiter: str) -> tuple[int, int]:
-        widths = [len(row) for row in csv.reader(lines, delimiter=delimiter)]
+        counted = [line for line in lines if not (without and delimiter == "," and without.fullmatch(line))]
+        widths = [len(row) for row in csv.reader(counted, delimiter=delimiter)]
         common = max(widths, key=widths.count) if widths else 1
         return (widths.count(common) if common > 1 else 0, common)
 
