@@ -210,6 +210,20 @@ def test_every_key_of_the_front_matter_is_metadata() -> None:
     ("front", "expected"),
     [
         ("title: Guide: how to\nyear: '2024'", {"title": "Guide: how to", "year": "2024"}),
+        (
+            "title: T\nplz: 01067\ntime: 12:30\nphone: 030_123\nland: NO\nminus: -007\nsum: 0.5\nn: 0\nis: [yes, true]",
+            {
+                "title": "T",
+                "plz": "01067",
+                "time": "12:30",
+                "phone": "030_123",
+                "land": "NO",
+                "minus": "-007",
+                "sum": 0.5,
+                "n": 0,
+                "is": ["yes", True],
+            },
+        ),
         ("date: 2024-13-45\ntitle: T", {"date": "2024-13-45", "title": "T"}),
         ("title: Untitled\n'e-mail': a@b", {"e-mail": "a@b"}),
         # each names the one before it ten times
@@ -224,7 +238,7 @@ def test_every_key_of_the_front_matter_is_metadata() -> None:
         ("title: T\nx: " + "word " * 700, {"title": "T", "x": ("word " * 700).strip()}),
         ("title: T\n" + "".join(f"k{i}: {'v' * 600}\n" for i in range(9)), None),
     ],
-    ids=["no YAML", "no date", "nobody", "bomb", "list", "circle", "deep", "long", "much"],
+    ids=["no YAML", "YAML 1.2", "no date", "nobody", "bomb", "list", "circle", "deep", "long", "much"],
 )
 def test_front_matter_is_bounded_and_need_not_be_yaml(front: str, expected: dict[str, Any] | None) -> None:
     found = parse("a.md", f"---\n{front}\n---\ntext".encode()).metadata

@@ -25,6 +25,8 @@ _FRONT_MATTER = re.compile(
 )
 #: if it is not YAML, such as "title: Guide: how to"; no line ends with a blank
 _FRONT_KEY = re.compile(r"""["']?([\w.-]+)["']?[ \t]*:[ \t]*["']?(.*?)["']?$""")
+#: numbers and truth values of YAML 1.1 that are texts in YAML 1.2, which authors mean: 01067, 12:30, 030_123, NO
+_NEWER_TEXT = re.compile(r"[-+]?0[0-9b].*|.*[:_].*|yes|no|on|off", re.IGNORECASE)
 #: the bytes of a picture in its place, as word processors and notebooks export it
 _PICTURE = re.compile(r"data:image/[\w.+-]{1,100}(?:;[\w.=+-]{1,100}){0,9};base64,[a-z0-9+/=]{100,}", re.I)
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
@@ -69,10 +71,17 @@ def _front_matter(text: str) -> dict[Any, Any] | None:
     """The values by their keys; None if it is text between two rules."""
     import yaml  # type: ignore[import-untyped]
 
-    # merged keys of merged keys have no bound: without its way to merge them, the loader refuses the tag of "<<"
-    loader = type("Loader", (yaml.SafeLoader,), {"flatten_mapping": lambda *_: None})
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def flatten_mapping(self, node: Any) -> None:
+            """Merged keys of merged keys have no bound: the loader refuses the tag of "<<"."""
+
+        def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+            tag = super().resolve(kind, value, implicit)
+            is_text = tag.endswith((":int", ":float", ":bool")) and _NEWER_TEXT.fullmatch(value)
+            return self.DEFAULT_SCALAR_TAG if is_text else tag
+
     try:
-        found = loader(text).get_single_data() if len(text) <= _MAX_FRONT_MATTER else None
+        found = Loader(text).get_single_data() if len(text) <= _MAX_FRONT_MATTER else None
     except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError):
         found = None
     if isinstance(found, dict):
