@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import re
+import struct
 import time
 import zipfile
 from base64 import b64encode
@@ -1284,11 +1285,47 @@ def test_xls_has_times_without_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [xlrd.sheet.Cell(xlrd.XL_CELL_DATE, value) for value in (0.5, 0.0, 45351.0, 45351.25)]
     sheet = SimpleNamespace(name="S", nrows=1, row=lambda _i: cells)
     book = SimpleNamespace(
-        datemode=0, nsheets=1, user_name="", sheet_by_index=lambda _n: sheet, unload_sheet=lambda _n: None
+        datemode=0, nsheets=1, user_name="", sheet_by_index=lambda _n: sheet, unload_sheet=lambda _n: None, xf_list=()
     )
     monkeypatch.setattr(xlrd, "open_workbook", lambda **_: book)
     (block,) = parse_xls("a.xls", b"", Request()).blocks
     assert block.text.startswith("| 12:00:00 | 00:00:00 | 2024-02-29 | 2024-02-29 06:00:00 |")
+
+
+def test_xls_has_durations_leading_zeros_and_large_numbers() -> None:
+    """Those of XLSX are in test_xlsx_has_durations_and_large_numbers."""
+
+    def record(kind: int, data: bytes) -> bytes:
+        return struct.pack("<HH", kind, len(data)) + data
+
+    def beginning(kind: int) -> bytes:
+        return record(0x809, struct.pack("<HHHHII", 0x600, kind, 0x0DBB, 0x07CC, 0, 6))
+
+    formats = ["[h]:mm", "00000", "General", "hh:mm"]
+    cells = [(0, 1.5), (0, -0.5), (0, 0.0625), (1, 1067.0), (1, 1.5), (2, 1234567890123450.0), (2, 1e16), (3, 0.5)]
+    head = b"".join(
+        record(0x41E, struct.pack("<HHB", 200 + i, len(text), 0) + text.encode()) for i, text in enumerate(formats)
+    ) + b"".join(record(0xE0, struct.pack("<HH", 0, 200 + i) + bytes(16)) for i in range(len(formats)))
+    rows = b"".join(record(0x203, struct.pack("<HHHd", 0, i, *cell)) for i, cell in enumerate(cells))
+    start = len(beginning(5) + head) + 14 + 4
+    names = record(0x85, struct.pack("<IHBB2s", start, 0, 2, 0, b"s0"))
+    book = beginning(5) + head + names + record(0x0A, b"") + beginning(0x10) + rows + record(0x0A, b"")
+    (block,) = parse_xls("a.xls", book, Request()).blocks
+    assert block.text.split("\n")[0] == (
+        "| 36:00:00 | -12:00:00 | 1:30:00 | 01067 | 1.5 | 1234567890123450 | 1e+16 | 12:00:00 |"
+    )
+
+
+def test_xlsx_has_durations_and_large_numbers() -> None:
+    book = openpyxl.Workbook()
+    values = [(1.5, "[h]:mm"), (-0.5, "[h]:mm"), (0.0625, "[h]:mm:ss"), (45 / 86_400_000, "[s].00"), (2.0**53, "0")]
+    book.active.append([value for value, _ in values])
+    for cell, (_, shown) in zip(book.active[1], values, strict=True):
+        cell.number_format = shown
+    out = BytesIO()
+    book.save(out)
+    first = "| 36:00:00 | -12:00:00 | 1:30:00 | 0:00:00.045000 | 9007199254740992 |"
+    assert blocks("a.xlsx", out.getvalue())[0][0].split("\n")[0] == first
 
 
 @pytest.mark.parametrize("plain", ["", "\n\n", "=C2=A0\n"])

@@ -28,6 +28,10 @@ from ml_rag.ingest.formats.ooxml import diagram, related, transitional
 _CONTROL = re.compile("_x00[01][0-9A-Fa-f]_")
 #: the format of numbers that have as many digits, such as postcodes
 _ZEROS = re.compile("0{2,20}")
+#: the type of cells of XLS with a duration; that of numbers with a number of digits is so much higher
+_DURATION = 10
+#: whole numbers up to it are exact
+_MOST_EXACT = 2**53
 
 
 @dataclass(slots=True)
@@ -98,7 +102,16 @@ def parse_xls(_name: str, content: bytes, _request: Request) -> abc.Document:
             raise encrypted(str(error)) from error
         raise damaged(f"XLS workbook: {error}", "Save it as XLSX.") from error
 
+    _name_types(book)
+
     def value(cell: Any) -> Any:
+        if cell.ctype == _DURATION:
+            try:
+                return datetime.timedelta(milliseconds=round(cell.value * 86_400_000))
+            except OverflowError:
+                return cell.value
+        if cell.ctype > _DURATION:
+            return _filled(cell.value, cell.ctype - _DURATION) if cell.value.is_integer() else cell.value
         if cell.ctype == xlrd.XL_CELL_DATE:
             try:
                 moment = xlrd.xldate_as_datetime(cell.value, book.datemode)
@@ -116,6 +129,22 @@ def parse_xls(_name: str, content: bytes, _request: Request) -> abc.Document:
         sheets.append((sheet.name, list(_rows(cells))))
         book.unload_sheet(n)
     return document("xls", sheet_blocks(sheets), metadata(author=book.user_name))
+
+
+def _name_types(book: Any) -> None:
+    """Give the numbers of an XLS book with formats that xlrd does not know types of their own."""
+    from openpyxl.styles.numbers import is_timedelta_format  # type: ignore[import-untyped]
+
+    for xf in book.xf_list:
+        shown = book.format_map[xf.format_key].format_str if xf.format_key in book.format_map else ""
+        if is_timedelta_format(shown):
+            book._xf_index_to_xl_type_map[xf.xf_index] = _DURATION
+        elif _ZEROS.fullmatch(shown):
+            book._xf_index_to_xl_type_map[xf.xf_index] = _DURATION + len(shown)
+
+
+def _filled(number: float, digits: int) -> str:
+    return f"{int(number):0{digits + (number < 0)}}"
 
 
 def _values(sheet: Any, uncomputed: _Uncomputed) -> Iterator[list[Any]]:
@@ -147,7 +176,7 @@ def _values(sheet: Any, uncomputed: _Uncomputed) -> Iterator[list[Any]]:
                 if style not in digits:
                     digits[style] = _digits(sheet, style)
                 if digits[style] and type(value) is int:
-                    value = f"{value:0{digits[style] + (value < 0)}}"
+                    value = _filled(value, digits[style])
                 cells += [None] * min(cell["column"] - column - 1, MAX_COLUMNS)
                 cells.append(value)
                 column = cell["column"]
@@ -185,15 +214,19 @@ def with_boxes(rows: list[list[str]], texts: Iterable[str]) -> list[list[str]]:
 
 
 def cell_text(value: Any) -> str:
-    """How a person would write the value: whole numbers without a point, midnight dates without the time."""
+    """How a person would write the value: whole numbers without a point, midnight dates without the time, durations in
+    hours."""
     if value is None:
         return ""
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
     if isinstance(value, float):
-        return str(int(value)) if value.is_integer() and abs(value) < 1e15 else format(value, ".15g")
+        return str(int(value)) if value.is_integer() and abs(value) <= _MOST_EXACT else format(value, ".15g")
     if isinstance(value, datetime.datetime):
         return value.isoformat(" ") if value.time() != datetime.time() else value.date().isoformat()
+    if isinstance(value, datetime.timedelta):
+        text = str(abs(value) % datetime.timedelta(hours=1)).partition(":")[2]
+        return f"{'-' * (value.days < 0)}{abs(value) // datetime.timedelta(hours=1)}:{text}"
     return str(value).strip()
 
 
