@@ -122,6 +122,20 @@ def only(name: str, content: bytes | str) -> str:
         ("a.xml", "<?xml version='1.0'?><a>a<b>b</b><b>c</b> H<s>2</s>O<lb/>d<i>e</i><j>f</j></a>", "ab c H2O def"),
         ("a.xml", f"<?xml version='1.0'?><a>{'<b>' * 300}x{'</b>' * 300}<c>end</c></a>", "x\n\nend"),
         ("a.xml", "<?xml version='1.0'?><a>AT&T <b>cut", "AT cut"),
+        # records, but neither drawings nor what is marked up
+        (
+            "a.xml",
+            "<?xml version='1.0'?><a><b id='1' sum='9.50'><c>x y</c></b><b id='2' sum='2'/></a>",
+            "id: 1, sum: 9.50\n\nx y\n\nid: 2, sum: 2",
+        ),
+        ("a.xml", "<?xml version='1.0'?><a><b x='1' y='2'>t</b><b x='3' z='4'/></a>", "t"),
+        ("a.xml", "<?xml version='1.0'?><a><b x='1' y='2'>t</b><b x='3' y='4'/><p>u <i>v</i></p></a>", "t\n\nu v"),
+        (
+            "a.xml",
+            "<?xml version='1.0'?><svg xmlns='http://www.w3.org/2000/svg'><b x='1' y='2'>t</b><b x='3' y='4'/></svg>",
+            "t",
+        ),
+        ("a.xml", "<?xml version='1.0'?><a>b <c>3</c><d>12.50</d><e>f</e></a>", "b 3 12.50f"),
         # what is not well-formed is read as it stands
         ("a.xml", "<?xml version='1.0'?><a>one</a><a>two</a>", "<a>one</a><a>two</a>"),
         ("a.xml", f"<?xml version='1.0'?>{'<b>' * 3000}x", "<b>" * 3000 + "x"),

@@ -19,6 +19,7 @@ _TEXTS = frozenset({"description", "summary", "content", "encoded", "body", "sub
 #: empty elements between lines; items of a list, which stand side by side, are apart, too, but marks of letters are not
 _BREAKS = frozenset({"lb", "br", "break", "linebreak", "tab"})
 _WORDS = re.compile(r"[^\W\d_]{2,} [^\W\d_]{2,}")
+_DRAWING = "{http://www.w3.org/2000/svg}"
 _DECLARATION = re.compile(r"^\s*<\?xml[^>]*\?>")
 #: of an entity, which is not needed: the text keeps the name of the entity, as HTML does
 _ENTITY = re.compile(r"""<!ENTITY\s(?:[^<>"']|"[^"]*"|'[^']*'){1,4000}+>""")
@@ -111,7 +112,8 @@ def _texts(root: Any) -> Iterator[str]:
         if _is_mixed(element):
             for one in element.iterdescendants("*"):
                 following = one.getnext()
-                if _local(one) in _BREAKS or (not one.tail and following is not None and following.tag == one.tag):
+                is_beside = not one.tail and following is not None
+                if _local(one) in _BREAKS or (is_beside and (following.tag == one.tag or _are_numbers(one, following))):
                     one.tail = f" {one.tail or ''}"
             yield one_line("".join(element.itertext()))
         else:
@@ -126,7 +128,26 @@ def _attributes(element: Any) -> Iterator[tuple[str, str]]:
     return ((key, value) for key, value in element.items() if not key.startswith("{") and value.strip())
 
 
+def _are_numbers(one: Any, following: Any) -> bool:
+    return not len(one) and (one.text or "")[-1:].isdigit() and (following.text or "")[:1].isdigit()
+
+
 def _is_data(root: Any) -> bool:
-    """Whether more text is in attributes than in elements. Numbers and names, as those of drawings, do not count."""
+    """Whether attributes are what the document says: records, or more of its text is in them than in elements. Numbers
+    and names, as those of drawings, do not count there."""
+    if _has_records(root):
+        return True
     values = (value for element in root.iter("*") for _, value in _attributes(element) if _WORDS.search(value))
     return sum(map(len, values)) > sum(len(text.strip()) for text in root.itertext())
+
+
+def _has_records(root: Any) -> bool:
+    """Whether neighbours of the same name have the same two attributes, and there is no text around elements."""
+    is_found = False
+    for element in root.iter("*"):
+        if element.tag.startswith(_DRAWING) or (len(element) and _is_mixed(element)):
+            return False
+        following = element.getnext()
+        if not is_found and following is not None and following.tag == element.tag:
+            is_found = len(dict(_attributes(element)).keys() & dict(_attributes(following)).keys()) > 1
+    return is_found
