@@ -996,6 +996,42 @@ def test_odt_has_headings_lists_and_tables() -> None:
     assert only("a", odt(body)) == "## Part\n\na  b\nc\n\n- one\n  - two\n\n| x | x |\n| --- | --- |"
 
 
+def test_rtf_odt_and_pptx_have_powers() -> None:
+    from pptx import Presentation
+
+    raised = r"10{\super 6} W, 3\'d710{\rtlch\super\loch -5}, m{\super 2}, \fs24{\super 7}, 10\super 8"
+    made = only("a.rtf", rf"{{\rtf1\ansi {raised}}}".encode())
+    assert made == r"10^6 W, 3×10^-5, m2, 7, 10^8"
+    styles = "".join(
+        f'<style:style style:name="{name}"><style:text-properties style:text-position="{place} 58%"/></style:style>'
+        for name, place in (("A", "super"), ("B", "33%"), ("C", "sub"), ("D", "-33%"))
+    )
+    body = "".join(
+        f'<text:p>{before}<text:span text:style-name="{name}">{text}</text:span></text:p>'
+        for before, name, text in (
+            ("1", "A", 2),
+            ("1", "B", 3),
+            ("1", "C", 4),
+            ("1", "D", 5),
+            ("m", "A", 6),
+            ("", "A", 7),
+        )
+    )
+    assert only("a", odt(body, styles=styles)) == "1^2\n\n1^3\n\n14\n\n15\n\nm6\n\n7"
+    deck = Presentation()
+    slide = deck.slides.add_slide(deck.slide_layouts[5])
+    slide.shapes.title.text = "T"
+    box = slide.shapes.add_textbox(9_000_000, 3_000_000, 9, 9)
+    for text, baseline in (("10", ""), ("6", "30000"), (" H", ""), ("2", "-25000"), ("7", "30000"), ("8", "0")):
+        run = box.text_frame.paragraphs[0].add_run()
+        run.text = text
+        if baseline:
+            run.font._rPr.set("baseline", baseline)
+    out = BytesIO()
+    deck.save(out)
+    assert blocks("a.pptx", out.getvalue())[0][0] == "# T\n\n10^6 H2^78"
+
+
 def test_odt_has_the_numbers_of_lists_and_headings() -> None:
     def level(number: int, rest: str, tag: str = "list-level-style-number") -> str:
         return f'<text:{tag} text:level="{number}" {rest}/>'

@@ -100,6 +100,11 @@ def one_line(value: object) -> str:
     return _SPACE.sub(" ", _UNWANTED.sub("", str(value))).strip()
 
 
+def power(before: str, raised: str) -> str:
+    """Raised text, with a sign if it is a power: ``10^6``."""
+    return f"^{raised}" if before[-1:].isdigit() and raised[:1] in {*"0123456789+-−"} else raised
+
+
 def pipe_table(rows: Iterable[Sequence[str]]) -> str:
     """A Markdown pipe table with the first row as its header; empty rows and columns are left out.
 

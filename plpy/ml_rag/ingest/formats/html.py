@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 from ml_rag import abc
-from ml_rag.ingest.formats.common import Repeats, Request, document, metadata, pipe_table
+from ml_rag.ingest.formats.common import Repeats, Request, document, metadata, pipe_table, power
 from ml_rag.ingest.formats.encoding import decode
 from ml_rag.ingest.formats.numbering import numeral, whole
 from ml_rag.ingest.formats.pictures import MARK, Pictures
@@ -272,8 +272,7 @@ def _converter() -> Any:
 
         def convert_sup(self, el: Any, text: str, parent_tags: Any) -> str:
             before = el.previous_element
-            is_power = isinstance(before, str) and before[-1:].isdigit() and text[:1] in {*"0123456789+-−"}
-            return f"^{text}" if is_power else text
+            return power(before, text) if isinstance(before, str) else text
 
         def convert_li(self, el: Any, text: str, parent_tags: Any) -> str:
             before = f"{el['marker']} ".lstrip()

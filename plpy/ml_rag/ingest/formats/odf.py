@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
+import re
 import zipfile
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -24,6 +25,7 @@ from ml_rag.ingest.formats.common import (
     one_line,
     packed,
     pipe_table,
+    power,
 )
 from ml_rag.ingest.formats.html import html_to_markdown
 from ml_rag.ingest.formats.numbering import number_odf
@@ -36,6 +38,7 @@ _DRAW = "{urn:oasis:names:tc:opendocument:xmlns:drawing:1.0}"
 _SVG = "{urn:oasis:names:tc:opendocument:xmlns:svg-compatible:1.0}"
 _OFFICE = "{urn:oasis:names:tc:opendocument:xmlns:office:1.0}"
 _PRESENTATION = "{urn:oasis:names:tc:opendocument:xmlns:presentation:1.0}"
+_STYLE = "{urn:oasis:names:tc:opendocument:xmlns:style:1.0}"
 _AUTHORS = (
     "{urn:oasis:names:tc:opendocument:xmlns:meta:1.0}initial-creator",
     "{http://purl.org/dc/elements/1.1/}creator",
@@ -46,6 +49,7 @@ _HREF = "{http://www.w3.org/1999/xlink}href"
 #: older programs wrote comments on slides in the second namespace
 _COMMENTS = {f"{_OFFICE}annotation", "{http://openoffice.org/2009/office}annotation"}
 _SKIPPED = {*_COMMENTS, f"{_TEXT}tracked-changes", f"{_TEXT}ruby-text", f"{_TEXT}sequence-decls"}
+_RAISED = re.compile(r"super|[1-9]")
 #: of boxes and shapes, what stands around them
 _AROUND = {f"{_DRAW}frame", f"{_DRAW}g", f"{_DRAW}a"}
 #: boxes of a slide that each slide has
@@ -71,7 +75,9 @@ def parse_odf(_name: str, content: bytes, request: Request) -> abc.Document:
         if part is None:
             raise damaged("OpenDocument without a body")
         if part.tag != f"{_OFFICE}spreadsheet":
-            number_odf(part, [root, *(parse_xml(archive.read(name)) for name in ("styles.xml",) if name in names)])
+            roots = [root, *(parse_xml(archive.read(name)) for name in ("styles.xml",) if name in names)]
+            number_odf(part, roots)
+            _raise(part, roots)
             _show_alternatives(part)
             _insert_objects(part, archive)
             if request.pictures is not None:
@@ -91,6 +97,19 @@ def parse_odf(_name: str, content: bytes, request: Request) -> abc.Document:
 
 def _plain(text: str, keys: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return [(text, keys)]
+
+
+def _raise(part: Any, roots: Iterable[Any]) -> None:
+    """Have it known of texts whether they are raised, such as powers."""
+    raised = {
+        properties.getparent().get(f"{_STYLE}name")
+        for root in roots
+        for properties in root.iter(f"{_STYLE}text-properties")
+        if _RAISED.match(properties.get(f"{_STYLE}text-position", ""))
+    }
+    for span in part.iter(f"{_TEXT}span"):
+        if span.get(f"{_TEXT}style-name") in raised:
+            span.set("raised", "true")
 
 
 def _show_alternatives(part: Any) -> None:
@@ -246,7 +265,8 @@ def _inline(element: Any, depth: int) -> str:
             body = child.find(f"{_TEXT}note-body")
             parts.append(f" ({one_line(''.join(body.itertext()))})" if body is not None else "")
         elif isinstance(child.tag, str) and child.tag not in _SKIPPED and not child.tag.startswith(_DRAW):
-            parts.append(_inline(child, depth + 1))
+            text = _inline(child, depth + 1)
+            parts.append(power(next(filter(None, reversed(parts)), ""), text) if child.get("raised") else text)
         parts.append(child.tail or "")
     return "".join(parts)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_rag import abc
 from ml_rag.ingest.formats.archive import check_entities, core_properties, open_zip
-from ml_rag.ingest.formats.common import Request, document, one_line, pipe_table
+from ml_rag.ingest.formats.common import Request, document, one_line, pipe_table, power
 from ml_rag.ingest.formats.ooxml import chart, diagram, formula, run_of, transitional
 from ml_rag.ingest.formats.running import may_be_text, running
 
@@ -71,6 +71,11 @@ def _choose(root: Any) -> None:
         ink.getparent().remove(ink)  # python-pptx takes it for a shape, and fails
     for one in list(root.iter("{http://schemas.microsoft.com/office/drawing/2010/main}m")):
         one.getparent().replace(one, run_of([formula(one)], _DRAWING, one))
+    for raised in root.iterfind(f".//{_DRAWING}rPr[@baseline]"):
+        run, before = raised.getparent(), raised.getparent().getprevious()
+        text = run.find(f"{_DRAWING}t")
+        if raised.get("baseline")[:1] in {*"123456789"} and before is not None and text is not None:
+            text.text = power(before.findtext(f"{_DRAWING}t") or "", text.text or "")
 
 
 def _edges(slide: Any, number: int, height: int) -> dict[Any, str]:

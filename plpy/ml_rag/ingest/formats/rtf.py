@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from ml_rag import abc
-from ml_rag.ingest.formats.common import Request, document, metadata
+from ml_rag.ingest.formats.common import Request, document, metadata, power
 
 #: a link, whose text is written before its address; striprtf's own pattern reads a line as often as it holds links
 _LINK = re.compile(
@@ -26,6 +27,9 @@ _OPTIONAL = re.compile(r"\{\\\*\\(shpinst|ud|footnote)\b")
 _NOTE = re.compile(r"\{\\footnote\b ?")
 #: what was deleted while changes were tracked: to the end of its group, or until it is switched off
 _DELETED = re.compile(r"(?<!\\)\\deleted(?![a-z0-9-])(?:(?!\\deleted|\\plain\b)[^{}])*(\}|\\deleted0(?!\d) ?)")
+#: what raises the text behind it, where the mark is put
+_RAISED = re.compile(r"(?<!\\)\\super(?![a-z0-9-]) ?")
+_MARK = "\x1f"
 #: what the letters above ASCII are where no code page is named
 _CODE_PAGE = re.compile(rb"\{\\rtf\d*\s*\\(mac|pca|pc)(?![a-z])")
 _CODE_PAGES = {b"mac": "mac_roman", b"pca": "cp850", b"pc": "cp437"}
@@ -46,8 +50,11 @@ def parse_rtf(_name: str, content: bytes, _request: Request) -> abc.Document:
     content = content.replace(b"\\ansicpg10000", b"", 1)  # that of \\mac, which Python has under its name alone
     source = _OPTIONAL.sub(r"{\\\1", _TWICE.sub(r"{{\\*", content.decode("ascii")))
     source = _NOTE.sub(r"{\\footnote  ", _DELETED.sub(lambda found: "}" if found[1] == "}" else "", source))
+    source = _RAISED.sub(rf"\\super {_MARK}", source)
     source = _CHARACTER.sub(lambda found: f"\\u{int(found[1]) % 0x10000}", source)
     text = re.sub(r"\n+", "\n\n", library.rtf_to_text(source, encoding, "replace"))  # type: ignore[no-untyped-call]
+    before, *raised = re.split(f"{_MARK}+", text)
+    text = before + "".join(power(one, following) for one, following in pairwise([before, *raised]))
     # those of more bits are two in a row
     text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     # striprtf closes table cells with a bar
