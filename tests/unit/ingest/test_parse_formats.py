@@ -454,6 +454,17 @@ def test_html_has_the_numbers_of_lists() -> None:
     )
 
 
+def test_docx_has_cells_of_rows_that_begin_later_under_their_columns() -> None:
+    def row(before: str, *cells: str) -> str:
+        found = "".join(f"<w:tc><w:p><w:r><w:t>{cell}</w:t></w:r></w:p></w:tc>" for cell in cells)
+        return f'<w:tr><w:trPr><w:gridBefore w:val="{before}"/></w:trPr>{found}</w:tr>'
+
+    rows = row("0", "a", "b", "c") + row("1", "d") + row("2", "e") + row("x", "f")
+    assert only("a.docx", docx(f"<w:tbl>{rows}</w:tbl>")) == (
+        "| a | b | c |\n| --- | --- | --- |\n|  | d |  |\n|  |  | e |\n| f |  |  |"
+    )
+
+
 def test_docx_has_the_text_of_fields_directions_and_characters_with_readings() -> None:
     def run(text: str) -> str:
         return f"<w:r><w:t>{text}</w:t></w:r>"

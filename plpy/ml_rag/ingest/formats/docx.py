@@ -16,7 +16,7 @@ from ml_rag.ingest.formats.archive import check_entities, core_properties, open_
 from ml_rag.ingest.formats.common import Request, document, one_line
 from ml_rag.ingest.formats.detect import detect
 from ml_rag.ingest.formats.html import html_blocks
-from ml_rag.ingest.formats.numbering import WordLabels
+from ml_rag.ingest.formats.numbering import WordLabels, whole
 from ml_rag.ingest.formats.ooxml import MATH, chart, diagram, formula, related, run_of, with_parts
 from ml_rag.ingest.formats.running import LONGEST, SHOWN
 
@@ -42,13 +42,15 @@ _RELATED = (
     "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}",
     "{http://purl.oclc.org/ooxml/officeDocument/relationships}",
 )
+#: of a table of Word
+_MOST_COLUMNS = 63
 _COMPATIBLE = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
 _VML = "{urn:schemas-microsoft-com:vml}"
 #: elements that mammoth leaves out with the text in them: fields such as the number of a caption, directions of text,
 #: characters with their readings
 _AROUND = ("fldSimple", "dir", "bdo", "ruby", "rubyBase")
 _HAS_SUCH = re.compile(
-    rf"<[\w.-]+:(?:{'|'.join(_AROUND)}|cr|ptab|oMath|relIds|chart|textbox|txbxContent|ddList|AlternateContent|altChunk)\b".encode()
+    rf"<[\w.-]+:(?:{'|'.join(_AROUND)}|cr|ptab|oMath|relIds|chart|textbox|txbxContent|ddList|AlternateContent|altChunk|gridBefore)\b".encode()
 )
 
 
@@ -163,6 +165,8 @@ def _without_such(archive: zipfile.ZipFile, content: bytes, inserted: Callable[[
                 _take_newer(one)
             for one in list(root.iter("{*}ddList")):
                 _choose(one)
+            for one in root.iter(f"{space}gridBefore"):
+                _begin_later(one.getparent().getparent(), one.get(f"{space}val"), space)
             for one in list(root.iter(f"{MATH}oMath")):
                 _replace(one, [formula(one)])
             for box in list(root.iter("{*}txbxContent")):
@@ -231,6 +235,17 @@ def _chart_lines(content: bytes) -> list[str]:
     with contextlib.suppress(DocumentError, ValueError):  # one that is damaged takes no text away
         return "\n\n".join(filter(None, chart(parse_xml(content)))).split("\n")
     return []
+
+
+def _begin_later(row: Any, columns: str | None, space: str) -> None:
+    """An empty cell over the columns before the first cell of a row."""
+    first = row.find(f"{space}tc")
+    if first is not None and (wide := min(whole(columns, 0), _MOST_COLUMNS)) > 0:
+        cell = row.makeelement(f"{space}tc")
+        for tag in ("tcPr", "p"):
+            cell.append(cell.makeelement(f"{space}{tag}"))
+        cell[0].append(cell.makeelement(f"{space}gridSpan", {f"{space}val": str(wide)}))
+        first.addprevious(cell)
 
 
 def _take_newer(element: Any) -> None:
