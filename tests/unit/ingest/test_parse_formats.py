@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import re
 import struct
 import time
@@ -260,6 +261,31 @@ def test_front_matter_is_bounded_and_need_not_be_yaml(front: str, expected: dict
     if expected is None:
         expected = {"title": "T", **{f"k{i}": "v" * 600 for i in range(6)}, "left_out": "front matter: k6, k7, k8"}
     assert found == expected
+
+
+def test_a_notebook_has_its_code_as_it_is_indented_and_what_it_printed() -> None:
+    cells: list[Any] = [
+        {"cell_type": "markdown", "source": ["# T\n", "a"]},
+        {
+            "cell_type": "code",
+            "source": ["# no title\n", "for i in x:\n", "    print(i)"],
+            "outputs": [
+                {"output_type": "stream", "text": ["1\n", "2"]},
+                {"data": {"image/png": "iVBOR", "text/plain": ["7"]}},
+                {"data": {"image/png": "iVBOR"}},
+                {"output_type": "error", "traceback": ["\x1b[0;31mNo", ": x"]},
+            ],
+        },
+        {"cell_type": "code", "source": [], "outputs": []},
+        {"cell_type": "raw", "source": "end"},
+    ]
+    found = {"nbformat": 4, "metadata": {"kernelspec": {"language": "python"}}, "cells": cells}
+    made = parse("a.ipynb", json.dumps(found).encode())
+    (block,) = made.blocks
+    assert (made.format, made.metadata) == ("json", {"title": "T"})
+    code = "```python\n# no title\nfor i in x:\n    print(i)\n```"
+    assert block.text == f"# T\na\n\n{code}\n\n```\n1\n2\n```\n\n```\n7\n```\n\n```\nNo: x\n```\n\nend"
+    assert only("a.ipynb", '{"nbformat": 4, "cells": [1]}') == "- nbformat: 4\n- cells:\n  - 1"
 
 
 def test_rtf_in_another_code_page() -> None:

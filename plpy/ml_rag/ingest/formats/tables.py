@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import re
@@ -12,6 +13,7 @@ from ml_rag import abc
 from ml_rag.errors import DocumentError
 from ml_rag.ingest.formats.common import Request, document, metadata, one_line, pipe_table
 from ml_rag.ingest.formats.encoding import decode
+from ml_rag.ingest.formats.text import notebook
 
 #: a JSON record nested deeper than this is written as JSON
 _MAX_DEPTH = 8
@@ -59,7 +61,8 @@ def _delimiter(text: str) -> str:
 
 
 def parse_json(name: str, content: bytes, request: Request) -> abc.Document:
-    """Flat records as a pipe table, anything else as a nested list; JSON lines as if they were one array."""
+    """Flat records as a pipe table, a notebook as Markdown, anything else as a nested list; JSON lines as if they were
+    one array."""
     text = decode(content, request.language).replace("\0", "")
     format_name = "json"
     try:
@@ -73,6 +76,10 @@ def parse_json(name: str, content: bytes, request: Request) -> abc.Document:
         except ValueError:
             hint = "Correct the file at that line."
             raise DocumentError("document is not valid JSON", detail=str(error), hint=hint) from error
+    if isinstance(value, dict) and "nbformat" in value:
+        with contextlib.suppress(AttributeError, KeyError, TypeError):
+            shown, title = notebook(value)
+            return document(format_name, [(shown, {})], metadata(title=title))
     title = value.get("title") or value.get("name") if isinstance(value, dict) else None
     meta = metadata(title=title if isinstance(title, str) else None)
     return document(format_name, [(_render(value), {})], meta)

@@ -29,6 +29,8 @@ _FRONT_KEY = re.compile(r"""["']?([\w.-]+)["']?[ \t]*:[ \t]*["']?(.*?)["']?$""")
 _NEWER_TEXT = re.compile(r"[-+]?0[0-9b].*|.*[:_].*|yes|no|on|off", re.IGNORECASE)
 #: the bytes of a picture in its place, as word processors and notebooks export it
 _PICTURE = re.compile(r"data:image/[\w.+-]{1,100}(?:;[\w.=+-]{1,100}){0,9};base64,[a-z0-9+/=]{100,}", re.I)
+#: of what programs print on a terminal
+_COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _RST_UNDERLINE = re.compile(r"""^([=\-`:'"~^_*+#<>])\1{2,}$""")
 _CUE_TIME = re.compile(r"^(?:\d+:)?\d{1,2}:\d{2}[.,]\d{3}\s+-->\s+(?:\d+:)?\d{1,2}:\d{2}[.,]\d{3}.*$")
@@ -170,9 +172,29 @@ def parse_rst(_name: str, content: bytes, request: Request) -> abc.Document:
 def parse_source(name: str, content: bytes, request: Request) -> abc.Document:
     """Source code in a fence, so that its comments are not taken for headings."""
     text = clean(decode(content, request.language))
+    return document("source", [(_fenced(text, name.rpartition(".")[2]), {})])
+
+
+def notebook(found: dict[str, Any]) -> tuple[str, str | None]:
+    """The cells of a notebook of Jupyter, code and what it printed in fences, and its title. Raises AttributeError or
+    TypeError."""
+    language = str(found.get("metadata", {}).get("kernelspec", {}).get("language", ""))
+    parts, titled = [], []
+    for cell in found["cells"]:
+        text = _PICTURE.sub("", "".join(cell.get("source", "")))
+        is_code = cell.get("cell_type") == "code"
+        parts.append(_fenced(text, language) if is_code else text)
+        titled += [] if is_code else [text]
+        for output in cell.get("outputs", ()):
+            shown = output.get("text") or output.get("data", {}).get("text/plain") or output.get("traceback", "")
+            parts.append(_fenced(_COLOUR.sub("", "".join(shown)), ""))
+    return "\n\n".join(filter(None, parts)), _heading(_FENCE.sub("", "\n\n".join(titled)))
+
+
+def _fenced(text: str, language: str) -> str:
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    language = re.sub(r"[^a-z0-9]", "", name.rpartition(".")[2].lower())
-    return document("source", [(f"{fence}{language}\n{text}\n{fence}" if text.strip() else "", {})])
+    name = re.sub(r"[^a-z0-9]", "", language.lower())
+    return f"{fence}{name}\n{text}\n{fence}" if text.strip() else ""
 
 
 def parse_subtitles(_name: str, content: bytes, request: Request) -> abc.Document:
