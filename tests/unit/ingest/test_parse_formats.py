@@ -1112,6 +1112,15 @@ def test_odt_has_the_numbers_of_lists_and_headings() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["text-web", "text-master", "text-template"])
+def test_opendocument_for_pages_books_and_templates_is_text(kind: str) -> None:
+    with zipfile.ZipFile(BytesIO(odt("<text:p>a</text:p>"))) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    parts["mimetype"] = f"application/vnd.oasis.opendocument.{kind}".encode()
+    made = parse("a", zipped(parts))
+    assert (made.format, [block.text for block in made.blocks]) == ("odt", ["a"])
+
+
 def test_odt_has_the_tables_and_boxes_of_lists_and_nested_boxes_once() -> None:
     cell = "<table:table-cell><text:p>x</text:p></table:table-cell>"
     table = f"<table:table><table:table-row>{cell * 2}</table:table-row></table:table>"

@@ -19,6 +19,8 @@ FOLDERS = "A file that ends in .zip or .tar is loaded as a folder, unless it lie
 _ODF = {
     "application/vnd.oasis.opendocument.text": "odt",
     "application/vnd.oasis.opendocument.text-template": "odt",
+    "application/vnd.oasis.opendocument.text-web": "odt",
+    "application/vnd.oasis.opendocument.text-master": "odt",
     "application/vnd.oasis.opendocument.presentation": "odp",
     "application/vnd.oasis.opendocument.presentation-template": "odp",
     "application/vnd.oasis.opendocument.spreadsheet": "ods",
