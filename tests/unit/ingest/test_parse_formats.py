@@ -491,6 +491,26 @@ def test_docx_has_cells_of_rows_that_begin_later_under_their_columns() -> None:
     )
 
 
+def test_docx_keeps_tables_in_which_a_cell_holds_another() -> None:
+    def table(*rows: tuple[str, ...]) -> str:
+        cells = ("".join(f"<w:tc>{cell}</w:tc>" for cell in row) for row in rows)
+        return f"<w:tbl>{''.join(f'<w:tr>{row}</w:tr>' for row in cells)}</w:tbl>"
+
+    def p(text: str) -> str:
+        return f"<w:p><w:r><w:t>{text}</w:t></w:r></w:p>"
+
+    inner = table((p("x"), p("y")), (p("1"), p("2")))
+    other = table((p("z"), p("w")))
+    data = table((p("a"), p("b")), (p("c"), p("d")), (p("e"), p("f")), (p("g") + inner, other), ("<w:p/>", p("h")))
+    shown = "| x | y |\n| --- | --- |\n| 1 | 2 |"
+    assert only("a.docx", docx(data + p("end"))) == (
+        "| a | b |\n| --- | --- |\n| c | d |\n| e | f |\n| g |  |\n|  | h |\n\n"
+        f"{shown}\n\n| z | w |\n| --- | --- |\n\nend"
+    )
+    layout = table((p("a"), p("b")), (p("c"), inner), (p("d"), "<w:p/>"))
+    assert only("a.docx", docx(layout)) == f"a\n\nb\n\nc\n\n{shown}\n\nd"
+
+
 def test_docx_has_the_text_of_fields_directions_and_characters_with_readings() -> None:
     def run(text: str) -> str:
         return f"<w:r><w:t>{text}</w:t></w:r>"

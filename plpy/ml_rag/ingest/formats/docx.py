@@ -50,7 +50,7 @@ _VML = "{urn:schemas-microsoft-com:vml}"
 #: characters with their readings
 _AROUND = ("fldSimple", "dir", "bdo", "ruby", "rubyBase")
 _HAS_SUCH = re.compile(
-    rf"<[\w.-]+:(?:{'|'.join(_AROUND)}|cr|ptab|oMath|relIds|chart|textbox|txbxContent|ddList|AlternateContent|altChunk|gridBefore)\b".encode()
+    rf"<[\w.-]+:(?:{'|'.join(_AROUND)}|cr|ptab|oMath|relIds|chart|textbox|txbxContent|ddList|AlternateContent|altChunk|tbl)\b".encode()
 )
 
 
@@ -165,6 +165,8 @@ def _without_such(archive: zipfile.ZipFile, content: bytes, inserted: Callable[[
                 _take_newer(one)
             for one in list(root.iter("{*}ddList")):
                 _choose(one)
+            for one in list(root.iter(f"{space}tbl")):
+                _take_out_tables(one, space)
             for one in root.iter(f"{space}gridBefore"):
                 _begin_later(one.getparent().getparent(), one.get(f"{space}val"), space)
             for one in list(root.iter(f"{MATH}oMath")):
@@ -246,6 +248,24 @@ def _begin_later(row: Any, columns: str | None, space: str) -> None:
             cell.append(cell.makeelement(f"{space}{tag}"))
         cell[0].append(cell.makeelement(f"{space}gridSpan", {f"{space}val": str(wide)}))
         first.addprevious(cell)
+
+
+def _take_out_tables(table: Any, space: str) -> None:
+    """Tables in cells below the table around them, unless that only places things on the page: more of its rows
+    have several cells with text than a table."""
+    rows = table.findall(f"{space}tr")
+    holding = sum(row.find(f".//{space}tbl") is not None for row in rows)
+    if not holding or next(table.iterancestors(f"{space}tbl"), None) is not None:
+        return
+
+    def is_filled(row: Any) -> bool:
+        cells = row.iterchildren(f"{space}tc")
+        return sum(any((one.text or "").strip() for one in cell.iter(f"{space}t")) for cell in cells) > 1
+
+    if sum(is_filled(row) for row in rows if row.find(f".//{space}tbl") is None) > holding:
+        inner = [one for one in table.iterdescendants(f"{space}tbl") if next(one.iterancestors(f"{space}tbl")) is table]
+        for one in reversed(inner):
+            table.addnext(one)
 
 
 def _take_newer(element: Any) -> None:
