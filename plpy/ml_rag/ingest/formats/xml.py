@@ -142,7 +142,7 @@ def _is_data(root: Any) -> bool:
 
 
 def _has_records(root: Any) -> bool:
-    """Whether neighbours of the same name have the same two attributes, and there is no text around elements."""
+    """Whether neighbours of the same name have the same two attributes, without text around elements."""
     is_found = False
     for element in root.iter("*"):
         if element.tag.startswith(_DRAWING) or (len(element) and _is_mixed(element)):
