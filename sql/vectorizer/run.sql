@@ -28,7 +28,16 @@ BEGIN
       (SELECT c.relowner::bigint FROM pg_class AS c WHERE c.oid = _store)),
     'request', CASE WHEN _store <> relation THEN
       jsonb_build_object('embed_model_id', _found.model_id, 'chunking', _found.options -> 'chunking') END,
-    'key', _key.key, 'key_types', _key.types, 'batches', _options -> 'batches',
+    'key', _key.key, 'key_types', _key.types, 'key_equals', (
+      -- of an extension's type they are not in search_path
+      SELECT jsonb_agg(format('OPERATOR(%I.%s)', n.nspname, o.oprname) ORDER BY k.place)
+      FROM pg_index AS x CROSS JOIN LATERAL unnest(x.indclass::oid[]) WITH ORDINALITY AS k (class, place)
+      JOIN pg_opclass AS c ON c.oid = k.class
+      JOIN pg_amop AS m ON m.amopfamily = c.opcfamily AND m.amoplefttype = c.opcintype
+        AND m.amoprighttype = c.opcintype AND m.amopstrategy = 3
+      JOIN pg_operator AS o ON o.oid = m.amopopr JOIN pg_namespace AS n ON n.oid = o.oprnamespace
+      WHERE x.indrelid = _store AND x.indisprimary AND k.place <= cardinality(_key.key)),
+    'batches', _options -> 'batches',
     'store', _store::oid::bigint, 'vector_store', ml_rag._full_name(relation),
     'embedding', _found.model_id, 'column_name', 'segment_embedding', 'segment', 'segment', 'model_id',
     _found.model_id,

@@ -155,6 +155,28 @@ def test_a_partitioned_table(owner: Connection, models: ModelsServer) -> None:
     assert run(owner, "p")["embedded"] == 1
 
 
+@pytest.mark.fresh
+@pytest.mark.parametrize(
+    ("extension", "key", "values"),
+    [
+        ("ltree", "id ltree PRIMARY KEY", "text2ltree('a.' || i)"),
+        ("ltree", "tenant integer, id ltree, PRIMARY KEY (id, tenant)", "1, text2ltree('a.' || i)"),
+        ("citext", "id citext PRIMARY KEY", "'A' || i"),
+    ],
+)
+def test_a_key_of_a_type_of_an_extension(
+    owner: Connection, models: ModelsServer, extension: str, key: str, values: str
+) -> None:
+    owner.execute(f"CREATE SCHEMA apart; CREATE EXTENSION {extension} SCHEMA apart; SET search_path = public, apart")
+    for name, options in {"queued": {}, "at_once": {"mode": "immediate"}}.items():
+        owner.execute(f"CREATE TABLE {name} ({key}, name text)")
+        create(owner, name, "name", document_name="{name}", keyword_search=False, **options)
+        owner.execute(f"INSERT INTO {name} SELECT {values}, 'text ' || i FROM generate_series(1, 5) AS i")
+        if not options:
+            assert run(owner, name, batch_size=1)["embedded"] == 5
+        assert_in_step(owner, name)
+
+
 @pytest.mark.parametrize("change", ["UPDATE items SET price = 7 WHERE id = 2", "INSERT INTO items VALUES (4, ' ')"])
 def test_no_run_waits_for_who_writes_a_row_that_fails(
     db: Database, items: Connection, destination: str, change: str

@@ -19,6 +19,7 @@ from ml_rag.files import batches
 #: key of the row that it is of, number, text, metadata and vector of a segment
 _Row = tuple[str, int, str, str, str]
 
+_EQUALS = "OPERATOR(pg_catalog.=)"
 #: rows that are embedded at once in the transaction that writes them
 _AT_ONCE = 256
 
@@ -68,15 +69,20 @@ class Vectorizer(Column):
 
     def _has_key(self, alias: str, key: str) -> str:
         """SQL of the condition that a row has a key, which is given as text."""
-        types = enumerate(zip(self._job["key"], self._job["key_types"], strict=True), 1)
-        return " AND ".join(f"{alias}.{identifier(name)} = ({key}::text[])[{i}]::{kind}" for i, (name, kind) in types)
+        columns = zip(self._job["key"], self._job["key_equals"], self._job["key_types"], strict=True)
+        return " AND ".join(
+            f"{alias}.{identifier(name)} {equals} ({key}::text[])[{i}]::{kind}"
+            for i, (name, equals, kind) in enumerate(columns, 1)
+        )
 
     def _next_rows(self) -> Steps[list[list[Any]]]:
         job = self._job
         waiting, key = yield from self._key()
         columns = ", ".join(f"t.{identifier(name)}" for name in job["key"])
         values = ", ".join(f"(($1 ->> 'after')::text[])[{i}]::{name}" for i, name in enumerate(job["key_types"], 1))
-        after = "" if self._after is None else f" AND ({columns}) > ({values})"
+        # operators of an extension have no name here; those of a record are found by its types, without the index
+        row = "ROW({})" if {*job["key_equals"]} == {_EQUALS} else "ROW({})::record"
+        after = "" if self._after is None else f" AND {row.format(columns)} > {row.format(values)}"
         claim = f"'vectorizer {job['store']} ', r.key"
         rows, _ = yield from self._find(waiting + after, order=columns, key=key, claim=claim)
         self._is_through = not rows
