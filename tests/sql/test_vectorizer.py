@@ -239,6 +239,21 @@ def test_other_triggers_of_the_table(items: Connection, models: ModelsServer) ->
     assert_in_step(items)
 
 
+def test_a_trigger_that_changes_the_text_with_the_embedding(owner: Connection, models: ModelsServer) -> None:
+    owner.execute("CREATE TABLE items (id integer PRIMARY KEY, name text, p text)")
+    create(owner, columns="{name}")
+    owner.execute(
+        "CREATE FUNCTION changes() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN NEW.name := 'changed'; RETURN NEW; END $$;"
+        "CREATE TRIGGER changes BEFORE UPDATE ON items FOR EACH ROW EXECUTE FUNCTION changes();"
+        "INSERT INTO items VALUES (1, 'lamp', '(9,9)')"
+    )
+    run(owner)
+    run(owner)
+    assert_in_step(owner)
+    assert value_of(owner, "SELECT segment FROM items") == "changed"
+
+
 def test_a_column_of_the_primary_key_is_renamed(items: Connection) -> None:
     run(items)
     with error("55000", "keyword index", "enable_keyword_search"), items.transaction():

@@ -109,7 +109,7 @@ def write_vectors(
         # a trigger of the table has taken the chance to change the text
         yield from run(
             f"WITH changed AS (UPDATE ONLY {relation} AS t SET {column} = NULL WHERE t.ctid IN ("
-            "SELECT p::tid FROM json_array_elements_text($1 -> 'places') AS p) RETURNING 1)"
+            "SELECT p.place::tid FROM json_array_elements_text($1 -> 'places') AS p (place)) RETURNING 1)"
             " SELECT count(*) FROM changed",
             on=shard,
             places=found["changed"],
