@@ -490,8 +490,9 @@ BEGIN
       HINT = 'Give the function to the owner of the table: ALTER FUNCTION … OWNER TO ….';
   END IF;
   SELECT c.oid::regclass AS table, pg_get_userbyid(c.relowner) AS owner INTO _found
-  FROM unnest(_tables) AS t (oid) JOIN pg_class AS c ON c.oid = t.oid
-  WHERE t.oid <> filled AND NOT ml_rag._are_trusted(ARRAY[c.oid]) ORDER BY c.oid LIMIT 1;
+  FROM pg_class AS c
+  WHERE _refers AND c.oid = ANY (_tables) AND c.oid <> filled AND NOT ml_rag._are_trusted(ARRAY[c.oid])
+  ORDER BY c.oid LIMIT 1;
   IF FOUND THEN
     RAISE EXCEPTION USING ERRCODE = '42501',
       MESSAGE = format('rows of "%s" refer to "%s"', _found.table, filled),

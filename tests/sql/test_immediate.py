@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.cluster import Connection, Database
+from support.cluster import Connection, Database, value_of
 from support.models_server import ModelsServer
 from support.stores import error, search
 from support.vectorizers import ITEMS, assert_in_step, assert_segments_in_step, create, failures, pending, run
@@ -153,6 +153,23 @@ def test_a_partitioned_table(owner: Connection, models: ModelsServer) -> None:
     owner.execute("INSERT INTO p1 VALUES (1, 'apart')")
     assert pending(owner, "p") == 1
     assert run(owner, "p")["embedded"] == 1
+
+
+def test_a_statement_that_writes_many_partitions(owner: Connection, models: ModelsServer) -> None:
+    owner.execute("CREATE TABLE p (id integer PRIMARY KEY, t text) PARTITION BY HASH (id)")
+    for i in range(4):
+        owner.execute(f"CREATE TABLE p{i} PARTITION OF p FOR VALUES WITH (MODULUS 4, REMAINDER {i})")
+    create(owner, "p", "t", keyword_search=False, mode="immediate")
+    models.requests.clear()
+    with owner.transaction():
+        owner.execute("SET LOCAL track_functions = 'all'")
+        owner.execute("INSERT INTO p SELECT i, 'text ' || i FROM generate_series(1, 1200) AS i")
+        calls = "SELECT calls FROM pg_stat_xact_user_functions WHERE funcname = '_are_trusted'"
+        # before the statement and for each portion, and no relation that has nothing to do with the table
+        assert value_of(owner, calls) <= 1 + 8
+    assert sorted(len(texts) for _, texts in models.requests)[-4:] == [256] * 4
+    assert len(models.requests) == 8
+    assert_in_step(owner, "p")
 
 
 @pytest.mark.fresh

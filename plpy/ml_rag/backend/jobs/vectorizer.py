@@ -22,6 +22,8 @@ _Row = tuple[str, int, str, str, str]
 _EQUALS = "OPERATOR(pg_catalog.=)"
 #: rows that are embedded at once in the transaction that writes them
 _AT_ONCE = 256
+#: rows that are looked for at once, which can lie in many partitions
+_LOOKED_FOR = 4096
 
 
 class Vectorizer(Column):
@@ -282,8 +284,7 @@ class Written(Vectorizer):
 
     def begin(self) -> Steps[None]:
         yield from self._make_run()
-        keys = json.loads(self.session.given)[2]
-        self._portions = [keys[i : i + _AT_ONCE] for i in range(0, len(keys), _AT_ONCE)]
+        self._keys: list[str] = json.loads(self.session.given)[2]
         self._found, self._is_last = 0, True
 
     def enter(self, step: str) -> Steps[None]:
@@ -293,21 +294,24 @@ class Written(Vectorizer):
 
     def read(self) -> Steps[Batch | None]:
         if self._is_through:
-            self._left = list(self._portions)
+            self._left = self._keys
             return (yield from self._begin_part())
         # one by one by the index of rows that wait, of which there can be many others
-        rows = yield from run(
-            "SELECT json_agg(json_build_array(r.place, r.key) ORDER BY r.key)"
-            " FROM (SELECT w.place, u.key FROM json_array_elements_text($1 -> 'keys') AS u (key)"
+        found = yield from run(
+            "SELECT json_agg(json_build_array(r.place, r.key, r.n) ORDER BY r.n) FROM (SELECT w.place, u.key, u.n"
+            " FROM json_array_elements_text($1 -> 'keys') WITH ORDINALITY AS u (key, n)"
             f" CROSS JOIN LATERAL (SELECT t.ctid AS place FROM ONLY {self._part['name']} AS t"
-            f" WHERE t.segment_embedding IS NULL AND {self._has_key('t', 'u.key')} OFFSET 0) AS w) AS r",
-            by_index=True, keys=self._left.pop(0),
+            f" WHERE t.segment_embedding IS NULL AND {self._has_key('t', 'u.key')} OFFSET 0) AS w"
+            f" LIMIT {_AT_ONCE}) AS r",
+            by_index=True, keys=self._left[:_LOOKED_FOR],
         )  # fmt: skip
+        found = found or []
+        self._left = self._left[found[-1][2] if len(found) == _AT_ONCE else _LOOKED_FOR :]
         self._is_through = not self._left
-        return (yield from self._read_rows(*map(list, zip(*rows, strict=True)))) if rows else {}
+        return (yield from self._read_rows([row[0] for row in found], [row[1] for row in found])) if found else {}
 
     def _put_back(self, batch: Batch, n: int) -> None:
-        self._left.insert(0, batch["keys"][n:])
+        self._left = batch["keys"][n:] + self._left
         self._is_through = False
         for column in batch.values():
             del column[n:]
