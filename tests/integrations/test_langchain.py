@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import math
+import random
 import subprocess
 import sys
 import uuid
@@ -259,7 +260,9 @@ def test_options_of_ml_rag_reach_the_search(boats: MlRagVectorStore) -> None:
 
 
 @pytest.mark.parametrize("embedding", [None, DeterministicFakeEmbedding(size=6)])
-def test_filters_of_the_store_hold_for_ids_and_deleting(asker_dsn: str, embedding: Embeddings | None) -> None:
+def test_filters_of_the_store_hold_for_ids_and_deleting(
+    owner: Connection, asker_dsn: str, embedding: Embeddings | None
+) -> None:
     whole = MlRagVectorStore(asker_dsn, 'public."100% boats"', embedding)
     whole.add_documents(BOATS)
     # a text of a filter is no pattern and no parameter, whatever it has
@@ -272,6 +275,11 @@ def test_filters_of_the_store_hold_for_ids_and_deleting(asker_dsn: str, embeddin
     with pytest.raises(MlRagError, match="1 of 2 texts have the ids of rows that the options leave out"):
         theirs.add_texts(["theirs", "new"], ids=["a", "new"])
     assert [d.page_content for d in whole.get_by_ids(["a", "new"])] == ["red boat"]
+    owner.execute("UPDATE \"100% boats\" SET id = NULL, document_id = 7, segment_number = 1 WHERE id = 'a'")
+    with pytest.raises(MlRagError, match="1 of 1 texts have the ids of rows that the options leave out"):
+        theirs.add_texts(["theirs"], ids=["7:1"])
+    assert [d.page_content for d in whole.get_by_ids(["7:1"])] == ["red boat"]
+    owner.execute("UPDATE \"100% boats\" SET id = 'a' WHERE document_id = 7")
     theirs.add_texts(["yacht"], [{"tags": "sea"}], ids=["e"])
     assert [d.page_content for d in whole.get_by_ids(["e"])] == ["yacht"]
     theirs.delete(("a", "b"))
@@ -489,6 +497,32 @@ def test_threads_that_add_the_same_new_ids_wait_for_each_other(asker_dsn: str) -
         added = pool.map(lambda own: store.add_texts(own, ids=own), [ids, ids[::-1]] * 2)
         assert [len(one) for one in added] == [2000] * 4
     assert [d.page_content for d in store.get_by_ids(ids)] == ids
+    store.close()
+
+
+def test_threads_that_add_loaded_rows_wait_for_each_other(owner: Connection, asker_dsn: str) -> None:
+    store = MlRagVectorStore(asker_dsn, "public.shared", DeterministicFakeEmbedding(size=6))
+    store.add_texts(["kayak"])
+    owner.execute(
+        "INSERT INTO shared (document_name, metadata, document_id, segment_number, segment, segment_embedding)"
+        " SELECT 'k.txt', '{}', n, 1, 'kayak', s.segment_embedding FROM shared AS s, generate_series(1, 60) AS n"
+    )
+    deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+    before = value_of(owner, deadlocks)
+    ids = [f"{n}:1" for n in range(1, 61)]
+
+    def add(seed: int) -> None:
+        own = MlRagVectorStore(asker_dsn, "public.shared", DeterministicFakeEmbedding(size=6))
+        sampled = random.Random(seed)
+        for _ in range(8):
+            listed = sampled.sample(ids, 40)
+            own.add_texts(listed, ids=listed)
+        own.close()
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(add, range(6)))
+    assert [d.page_content for d in store.get_by_ids(ids)] == ids
+    assert value_of(owner, deadlocks) == before
     store.close()
 
 

@@ -278,12 +278,19 @@ class Store:
         # a row that was loaded otherwise has no id; what is read of it has its key as id, and comes back with that
         keys = _keys(parameters["ids"]) if self._ids_can_be_keys else []
         parameters |= {"key_documents": [key[0] for key in keys], "key_segments": [key[1] for key in keys]}
+        lock = sql.SQL(
+            "SELECT FROM {0} AS t WHERE t.id::text = ANY (%(ids)s) OR (t.id IS NULL AND {1} = ANY (%(ids)s)"
+            # for the index
+            " AND t.document_id = ANY (%(key_documents)s) AND t.segment_number = ANY (%(key_segments)s::integer[]))"
+            " ORDER BY {2} FOR UPDATE"
+        ).format(self.table, sql.SQL(_KEY), self._id)
+        # of rows that the options leave out too: these are refused below, as with other ids
         own = sql.SQL(
             "UPDATE {0} AS t SET id = {1} WHERE t.id IS NULL AND (t.document_id, t.segment_number) IN ("
             "SELECT k.document, k.segment FROM ROWS FROM (pg_catalog.unnest(%(key_documents)s::bigint[]),"
             " pg_catalog.unnest(%(key_segments)s::integer[])) AS k (document, segment))"
-            " AND NOT EXISTS (SELECT FROM {0} AS o WHERE o.id = {1}){2}"
-        ).format(self.table, sql.SQL(_KEY), condition)
+            " AND NOT EXISTS (SELECT FROM {0} AS o WHERE o.id = {1})"
+        ).format(self.table, sql.SQL(_KEY))
         for left in reversed(range(_ATTEMPTS)):
             # where policies hide rows of a document, another tenant's of the same name say, far from their numbers; so
             # where one has the last number, which each role that may write rows can give to one
@@ -291,6 +298,7 @@ class Store:
             try:
                 with self._database.transaction() as connection:
                     if keys:
+                        connection.execute(lock, parameters)
                         connection.execute(own, parameters)
                     left_out = len(rows) - connection.execute(query, parameters).rowcount
                     if left_out:
