@@ -21,7 +21,8 @@ SAMPLES = Path(__file__).resolve().parents[3] / "docs" / "samples"
 PAGES = (
     "Page {} of 12", "{}/12", "{} of 12", "Seite {}", "Seite {} von 12", "- {} -", "Annual report 2023 | {}",
     "Annual report 2023 {}", "p. {}", "Page no. {}", "Page: {}", "{} CHAPTER 1. BIRDS", "CHAPTER 1. BIRDS {}",
-    "Página {}", "стр. {}", "第 {} 頁", "Acme | {} | internal", "Acme Ltd {} internal",
+    "Página {}", "стр. {}", "Str. {}", "blz. {}", "Σελ. {}", "صفحه {}", "पृष्ठ {}", "หน้า {}",
+    "第 {} 頁", "Acme | {} | internal", "Acme Ltd {} internal",
 )  # fmt: skip
 VALUES = (
     "Week {}", "Week {} of 12", "Payslip {}/2024", "Fee for this year: {} EUR", "Section {}: Boats", "Invoice no. {}",

@@ -14,8 +14,9 @@ SHOWN = 5
 _NUMBER = re.compile(r"(?a:(?<!\w)(?<!\w[/-]))(?<!\d[.,])(?:\d{1,2}|(?!0)\d{3,5})(?!(?a:\w)|[.,-]?\d)")
 #: what stands before the number of a page
 _PAGE = (
-    r".*(?:\b(?:pages?|pp?|pg|p[aáà]g(?:ina)?|seite|s|blatt|folie|slide|diapositiv[ae]|side|sida|sivu|strana|strona"
-    r"|стр|страница|oldal|sayfa|halaman|trang|σελίδα|עמוד|صفحة)(?:\W*n[or])?[\W_]*|第 *(?=\0 *(?:[页頁]|ページ)))\0"
+    r".*(?:\b(?:pages?|pp?|pg|p[aáà]g(?:ina)?|seite|s|blatt|folie|slide|diapositiv[ae]|blz|sid[ae]?|sivu|str|strona"
+    r"|stran(?:a|ica)?|стр|стор|сторінка|страница|страна|oldal|sayfa|hal(?:aman)?|trang|σελ(?:ίδα)?|עמוד|صفح[ةه]|पृष्ठ"
+    r"|หน้า)(?:\W*n[or])?[\W_]*|第 *(?=\0 *(?:[页頁]|ページ)))\0"
 )
 #: a number that is more likely of something else: "Fee: 100 EUR", "Section 1: Boats", "Invoice no. 1"
 _VALUE = re.compile(rf"(?!{_PAGE})(?:.*(?:[:=#№第]|\bn[or]\.) *\0|\W*[^\W\d_]+[ .]*\0.*[^\W\d_])", re.I)
