@@ -26,6 +26,8 @@ _OUTLINE = "\n"
 _XML_ID = "{http://www.w3.org/XML/1998/namespace}id"
 #: styles on which each other are based
 _MOST_BASES = 50
+#: of a list of OpenDocument; Word has 9
+_MOST_LEVELS = 10
 #: Word takes 255 characters
 _MOST_CHARACTERS = 255
 
@@ -165,6 +167,8 @@ def _levels(elements: Iterable[Any]) -> dict[int, _Level]:
     levels = {}
     for element in elements:
         number = whole(_attribute(element, "ilvl"), 0)
+        if not 0 <= number < _MOST_LEVELS:
+            continue
         levels[number] = _Level(
             whole(_value(element, "start"), 0),
             _value(element, "numFmt") or "decimal",
@@ -213,6 +217,8 @@ def number_odf(part: Any, roots: Iterable[Any]) -> None:
             known |= {key: lists[one][2] for key in (name, one.get(_XML_ID)) if key}
         elif one.tag == f"{_TEXT}list-item" and around in lists:
             style, level, numbers = lists[around]
+            if level > _MOST_LEVELS:
+                continue
             levels = styles.get(one.get(f"{_TEXT}style-override") or style, {})
             if one.find("*") is not None and one.find("*").tag == f"{_TEXT}list":  # it is there only to hold this
                 numbers.setdefault(level, 1)
