@@ -86,6 +86,7 @@ class WordLabels:
         self._known: dict[str, tuple[str | None, dict[int, _Level], dict[int, int]]] = {}
         #: the number of each level of a list
         self._numbers: dict[str | None, dict[int, int]] = {}
+        self._places: dict[tuple[str | None, str | None, str | None], tuple[str | None, int]] = {}
         self._begun: set[tuple[str, int]] = set()
 
     def label(self, paragraph: Any) -> str | None:
@@ -124,8 +125,12 @@ class WordLabels:
 
     def _place(self, properties: Any) -> tuple[str | None, int]:
         """The list of a paragraph, by its number, and the level, of its own or of its style."""
-        num, level = _value(properties, "numPr/numId"), _value(properties, "numPr/ilvl")
-        style = _value(properties, "pStyle")
+        key = (_value(properties, "numPr/numId"), _value(properties, "numPr/ilvl"), _value(properties, "pStyle"))
+        if key not in self._places:
+            self._places[key] = self._through_styles(*key)
+        return self._places[key]
+
+    def _through_styles(self, num: str | None, level: str | None, style: str | None) -> tuple[str | None, int]:
         for _ in range(_MOST_BASES):
             base = self._styles.get(style)
             if base is None or (num and level):
