@@ -28,17 +28,21 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._served() RETURNS TABLE (relation oid, has_nodes boolean)
+CREATE FUNCTION ml_rag._served() RETURNS TABLE (relation oid, changes bigint)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
--- purpose: the tables with a vectorizer whose owners a worker of the caller's serves, and whether what a run
--- fills has node groups. By owner: any role can make thousands of tables that look like such ones
--- Reads: the catalog
+-- purpose: the tables with a vectorizer whose owners a worker of the caller's serves. changes: of the rows of
+-- what a run fills, as PostgreSQL counts them, if it has node groups or failures, which need a run also when
+-- no row waits; else null. By owner: any role can make thousands of tables that look like such ones
+-- Reads: the catalog, ml_rag.vectorizer_error
 DECLARE
   _vectorized oid[] := ml_rag._vectorized();
 BEGIN
-  RETURN QUERY SELECT c.oid, EXISTS (
-      SELECT FROM ml_rag._node_groups(coalesce(ml_rag._segment_table(c.oid)::oid, c.oid)))
+  RETURN QUERY SELECT c.oid, CASE WHEN EXISTS (SELECT FROM ml_rag._node_groups(s.store))
+      OR EXISTS (SELECT FROM ml_rag.vectorizer_error AS e WHERE e.relation = c.oid)
+      THEN (SELECT sum(pg_stat_get_tuples_inserted(p) + pg_stat_get_tuples_updated(p)
+          + pg_stat_get_tuples_deleted(p))::bigint FROM unnest(ml_rag._parts(s.store)) AS p) END
     FROM pg_class AS c
+    CROSS JOIN LATERAL (SELECT coalesce(ml_rag._segment_table(c.oid)::oid, c.oid) AS store) AS s
     WHERE c.oid = ANY (_vectorized) AND c.relowner = ANY (ARRAY(
       SELECT o.relowner FROM (
         SELECT DISTINCT t.relowner FROM pg_class AS t WHERE t.oid = ANY (_vectorized)) AS o

@@ -23,7 +23,7 @@ from ml_rag.client.worker import LISTED, LOOKING, Worker
 from support.cluster import Connection, Database, value_of
 from support.models_server import ModelsServer
 from support.processes import free_port, over_and_over, wait_until
-from support.vectorizers import ITEMS, assert_in_step, create, pending, run
+from support.vectorizers import ITEMS, assert_in_step, create, failures, pending, run
 
 
 @contextmanager
@@ -505,6 +505,26 @@ def test_nodes_whose_filling_fails_are_made_later(
         assert process.poll() is None
 
 
+def test_rows_that_do_not_wait_get_nodes_and_failures_of_rows_that_are_gone_go(
+    db: Database, owner: Connection, models: ModelsServer
+) -> None:
+    owner.execute(ITEMS)
+    create(owner, mode="immediate")
+    owner.execute("CALL ml_rag.create_node_group('items', 'parts', '{\"transform\": \"sentence\"}')")
+    owner.execute(ITEMS.replace("items", "others"))
+    create(owner, "others", mode="immediate", columns="{name}")
+    waiting = "SELECT pending FROM ml_rag.node_group"
+    with worker(db, "--idle", "0.5"):
+        wait_until(lambda: is_listening(owner))
+        owner.execute("INSERT INTO items VALUES (1, 'A red boat. A blue one.', 'x')")
+        owner.execute("INSERT INTO others VALUES (1, ''), (2, '')")
+        assert (pending(owner), len(failures(owner))) == (0, 2)
+        wait_until(lambda: owner.execute(waiting).fetchone() == (0,))
+        assert value_of(owner, "SELECT count(*) FROM items_parts WHERE node_number > 0") > 0
+        owner.execute("DELETE FROM others WHERE id = 1")
+        wait_until(lambda: [key for key, *_ in failures(owner)] == ["{2}"])
+
+
 def test_tables_of_others_that_look_like_it_are_not_looked_at(db: Database, items: Connection) -> None:
     role = db.role("tenant")
     items.execute(f'GRANT CREATE ON SCHEMA public TO "{role}"')
@@ -516,7 +536,7 @@ def test_tables_of_others_that_look_like_it_are_not_looked_at(db: Database, item
     assert items.execute("SELECT relation::text FROM ml_rag.vectorizer ORDER BY 1").fetchall() == [
         ("items",), ("looks",),
     ]  # fmt: skip
-    assert items.execute(LISTED).fetchall() == [(value_of(items, "SELECT 'items'::regclass::oid"), "items", False)]
+    assert items.execute(LISTED).fetchall() == [(value_of(items, "SELECT 'items'::regclass::oid"), "items", None)]
 
 
 def test_where_no_server_answers_the_dsn_is_named() -> None:

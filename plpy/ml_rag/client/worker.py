@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 LOOKING = 0.1
 #: seconds after the first failure, twice as long after each further one, up to the last
 BACKOFF = (1.0, 300.0)
-#: the tables, and whether they have node groups; what one has, if it can be read
-LISTED = "SELECT s.relation::bigint, s.relation::regclass::text, s.has_nodes FROM ml_rag._served() AS s ORDER BY 1"
+#: the tables, and changes of those that have node groups or failures; what one has, if it can be read
+LISTED = "SELECT s.relation::bigint, s.relation::regclass::text, s.changes FROM ml_rag._served() AS s ORDER BY 1"
 _STATE = "SELECT v.pending, v.failed FROM ml_rag._vectorizers(%s::oid) AS v WHERE v.pending IS NOT NULL"
 #: the owner of what a run fills, if those of it and of the table are trusted, as ml_rag.vectorizer asks it
 _OWNER = """SELECT pg_get_userbyid(c.relowner) FROM pg_class AS c
@@ -104,9 +104,11 @@ class Worker:
     work: Task | None = None
     #: rows that it is done with
     done: int = 0
-    #: tables whose node groups could not be filled, as when another session is at them, and when they are tried again;
-    #: None: not known, as at first, since a worker that was killed may have left some
-    unfilled: dict[int, Backoff] | None = None
+    #: changes of tables, as it saw them last; of none at first, since a worker that was killed may have left some
+    seen: dict[int, int | None] = field(default_factory=dict)
+    #: tables that are run also if no row waits, as their rows have changed or their node groups could not be filled,
+    #: and when they are tried again
+    unfilled: dict[int, Backoff] = field(default_factory=dict)
     #: by the step that failed, and the table
     backoffs: dict[tuple[str, int], Backoff] = field(default_factory=dict)
 
@@ -145,7 +147,7 @@ class Worker:
             try:
                 if connection.closed:
                     connection = self.connect()
-                    self.unfilled = None
+                    self.seen = {}
                 began = time.monotonic()
                 with self.listening() as listener:  # before it looks, so that nothing is missed
                     if self.turn(connection, once=False):
@@ -170,8 +172,10 @@ class Worker:
         refuse_borrowed_role(connection, PIN)  # the extension may have been dropped
         found = connection.execute(LISTED).fetchall()
         listed = {relation: name for relation, name, _ in found}
-        if self.unfilled is None:
-            self.unfilled = {relation: Backoff() for relation, _, has_nodes in found if has_nodes}
+        for relation, _, changes in found:
+            if changes is not None and self.seen.get(relation) != changes:
+                self.unfilled.setdefault(relation, Backoff())
+            self.seen[relation] = changes
         states = []
         for relation, name in listed.items():
             look = partial(connection.execute, _STATE, (relation,))
@@ -240,7 +244,6 @@ class Worker:
             row = connection.execute(call, (relation, options)).fetchone()
         finally:
             connection.remove_notice_handler(note)
-        assert self.unfilled is not None
         if "55006" in told or "01000" in told:  # the other session may be past what this run has embedded
             self.unfilled.setdefault(relation, Backoff()).fail(time.monotonic())
         else:
@@ -260,7 +263,7 @@ class Worker:
     def sleep(self, listener: psycopg.Connection[Any], looked: float) -> None:
         """Until a table is written to, or a table that failed is due since it ``looked``, or long enough."""
         now = time.monotonic()
-        waiting = [*self.backoffs.values(), *(self.unfilled or {}).values()]
+        waiting = [*self.backoffs.values(), *self.unfilled.values()]
         due = [backoff.until - now for backoff in waiting if backoff.until > looked]
         select.select([listener], [], [], max(0.05, min([self.idle, *due])))
 
