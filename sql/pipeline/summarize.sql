@@ -55,7 +55,7 @@ BEGIN
       FOR _hit IN EXECUTE format(
         'SELECT %L::text, s.name, %s, %s, s.number, s.segment, NULL::numeric, s.metadata, NULL::float8, '
         'NULL::float8, NULL::float8, '
-        'NULL::text, NULL::bigint, NULL::bigint '
+        'NULL::text, NULL::bigint, NULL::bigint, NULL::text, NULL::numeric '
         'FROM (SELECT s.*, sum(ml_rag._read_bytes(s.segment, concat(s.name, s.id), s.metadata)) OVER ('
         'ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before '
         'FROM (SELECT s.name, s.id, s.number, s.segment, ml_rag._as_jsonb(s.metadata) AS metadata '

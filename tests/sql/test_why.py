@@ -301,6 +301,12 @@ def test_whole_documents(owner: Connection, asker: Connection) -> None:
     assert steps[-1][2] is True
 
 
+def test_checks_of_assignments_that_the_session_asks_for_hold(birds: Connection) -> None:
+    with birds.transaction():
+        birds.execute("SET LOCAL plpgsql.extra_errors = 'strict_multi_assignment'")
+        assert why(birds, "heron", {}, "d01")
+
+
 def test_what_is_asked_wrongly(birds: Connection) -> None:
     with error("22023", "name of the document is empty"):
         why(birds, "heron", {}, " ")
