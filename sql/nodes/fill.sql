@@ -33,7 +33,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._node_sources(run ml_rag._node_fill) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: SQL of what a node group is made of: the columns of its key, hash, members, texts, around, and
 -- document of whole documents. A text that is too long is null: a role that writes into the store must not
 -- fill the memory of the session that makes the nodes
@@ -94,7 +94,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._pending_nodes(run ml_rag._node_fill) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: SQL of the parents whose nodes are not there, are of another text, or failed and are to be tried
 -- again. Each is looked up: joined as a whole, the nodes that are there would be read again for each batch.
 -- Left out are those whose key the indexes of nodes may have no room for, beside a number and a table's name,
@@ -112,7 +112,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._look_up(store regclass, name text, retries boolean) RETURNS ml_rag._node_fill
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: what a node group is made of, or, name null, one that is to be made  Reads: the catalog
 DECLARE
   _group ml_rag._node_group;

@@ -36,7 +36,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._merged_nodes(store regclass) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: SQL of the nodes that are merged into row s of a store, as one text; null if no group is merged
 BEGIN
   RETURN (
@@ -49,7 +49,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._node_options(store regclass, name text, options jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the options of a new node group, checked, with what they stand for in this store
 DECLARE
   _options jsonb := ml_rag.parse_options('create_node_group', options);

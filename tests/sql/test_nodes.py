@@ -1090,6 +1090,9 @@ def test_what_waits_is_counted_and_nodes_are_found_where_plans_are_parallel(owne
     assert owner.execute("SELECT segment FROM ml_rag_search('heron', %s)", [arms]).fetchall() == [("a heron",)]
     assert owner.execute("SELECT pending FROM ml_rag.vectorizer").fetchall() == [(0,)]
     assert owner.execute("SELECT rows FROM ml_rag.node_group").fetchall() == [(1,)]
+    owner.execute("CALL ml_rag.create_node_group('docs', 'others', '{\"transform\": \"sentence\"}')")
+    owner.execute("CALL ml_rag.refresh_node_groups('docs')")
+    assert owner.execute("SELECT rows FROM ml_rag.node_group").fetchall() == [(1,), (1,)]
 
 
 @pytest.mark.parametrize("merge", [False, True])
