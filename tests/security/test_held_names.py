@@ -293,6 +293,28 @@ def test_a_domain_that_is_made_while_a_statement_waits_for_its_tables(
     assert not any("ran as" in message for message in said), said
 
 
+@pytest.mark.parametrize("table", ["shop.ORDERS", 'shop."or""ders"'])
+def test_a_statement_waits_for_its_tables(
+    db: Database, owner: Connection, model: SqlModel, shop: Connection, table: str
+) -> None:
+    """However it writes their names, and for no others."""
+    if '"' in table:
+        owner.execute('ALTER TABLE shop.orders RENAME TO "or""ders"')
+    owner.execute('CREATE TABLE shop."order" (id integer)')
+    model.writes(f"SELECT count(*) FROM {table}")
+    caller, locker, other = db.connect(), db.connect(), db.connect()
+    other.execute('BEGIN; LOCK TABLE shop."order" IN ACCESS EXCLUSIVE MODE')
+    locker.execute(f"BEGIN; LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
+    asked = Background(lambda: ask(caller, use_retry=False))
+    wait_until(lambda: is_waiting(db, caller))
+    asked.join(2)
+    assert not asked.ended
+    if '"' in table:
+        other.execute("ROLLBACK")
+    locker.execute("ROLLBACK")
+    assert asked.result()["rows"] == [[100]]
+
+
 @pytest.mark.parametrize(
     "call",
     [

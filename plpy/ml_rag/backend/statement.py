@@ -29,8 +29,8 @@ RESULT_BYTES = 16 * 1024 * 1024
 RESULT_VALUES = 1_000_000
 #: of a statement
 MAX_CHARACTERS = 20_000
-#: times that it is parsed, while locks of what it reads are taken
-_PARSED = 40
+#: times that it is parsed, 50 ms apart, while something that it reads is locked
+_PARSED = 20
 
 #: what holds while the statement runs; nothing of it can be undone from within
 _SETTINGS = {
@@ -168,13 +168,16 @@ def _parse(plpy: Any, statement: str, within: Within, schemas: list[str]) -> str
     are waited for before types are looked at, and none after it."""
     hold = (
         "SELECT ml_rag._hold(ARRAY(SELECT c.oid FROM pg_catalog.pg_class AS c"
-        " WHERE c.oid OPERATOR(pg_catalog.=) ANY ($1) AND pg_catalog.strpos($2, c.relname) OPERATOR(pg_catalog.>) 0))"
+        " WHERE c.oid OPERATOR(pg_catalog.=) ANY ($1)"
+        " AND ($2 IS NULL OR pg_catalog.lower(c.relname) OPERATOR(pg_catalog.=) ANY ($2))))"
     )
+    words = re.findall(r"\w[\w$]*", statement.lower())
     types = "SELECT ml_rag._type_that_runs_code($1, $2)"
     lock_timeout = _value(plpy, "SELECT pg_catalog.current_setting('lock_timeout')")
     set_lock_timeout = "SELECT pg_catalog.set_config('lock_timeout', $1, true)"
     for attempt in range(_PARSED):
-        _value(plpy, hold, "oid[]", within.relations, "text", statement)
+        # all of them where the one that is locked may be written otherwise
+        _value(plpy, hold, "oid[]", within.relations, "text[]", words if attempt < _PARSED / 2 else None)
         _value(plpy, set_lock_timeout, "text", "1ms")
         try:
             with plpy.subtransaction():
