@@ -251,11 +251,12 @@ $$;
 CREATE FUNCTION ml_rag._schemas_of(relations oid[]) RETURNS SETOF oid
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the schemas that statements on relations name: their own, and those of the types of their columns
--- Reads: the catalog
+-- That of the session's temporary tables keeps its name.  Reads: the catalog
 BEGIN
-  RETURN QUERY SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = ANY (relations)
+  RETURN QUERY SELECT c.relnamespace FROM pg_class AS c
+    WHERE c.oid = ANY (relations) AND c.relnamespace <> pg_my_temp_schema()
     UNION SELECT t.typnamespace FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
-    WHERE a.attrelid = ANY (relations) AND a.atttypid >= 16384;
+    WHERE a.attrelid = ANY (relations) AND a.atttypid >= 16384 AND t.typnamespace <> pg_my_temp_schema();
 END
 $$;
 

@@ -20,7 +20,7 @@ from support.models_server import ModelsServer
 from support.processes import Background, wait_until
 from support.schema import SqlModel, ask
 from support.schemas import owners, renamed, taken
-from support.stores import create_store, error, fake_embedding
+from support.stores import create_store, error, fake_embedding, search
 from support.vectorizers import create
 
 GENERATE = "CALL ml_generate_table('kb.asked.question', 'kb.asked.answer', '{\"model_id\": \"fake-generate\"}')"
@@ -235,6 +235,23 @@ def test_statements_that_follow_the_writing_of_a_batch(
     runs_no_code(said, call.result)
     stale = f"SELECT FROM {owners(owner)}.items WHERE segment = 'other' AND segment_embedding IS NOT NULL"
     assert owner.execute(stale.encode()).fetchall() == []
+
+
+def test_temporary_tables(owner: Connection, model: SqlModel) -> None:
+    """Their schema has another name for the session than in the catalog."""
+    create_store(owner, "pg_temp.docs", [("d", 1, 1, "zebra", fake_embedding("zebra"))], "vector(16)")
+    owner.execute(
+        "CREATE TEMP TABLE asked (id integer PRIMARY KEY, question text, answer jsonb, v vector(16));"
+        "INSERT INTO asked VALUES (1, 'zebra')"
+    )
+    model.answers = ["an answer"]
+    name = value_of(owner, "SELECT pg_my_temp_schema()::regnamespace::text || '.docs'")
+    assert [row[5] for row in search(owner, "zebra", {"vector_store": [name]})] == ["zebra"]
+    assert [row[5] for row in search(owner, "zebra")] == ["zebra"]
+    owner.execute("SELECT ml_rag.index_store('docs')")
+    generate = "CALL ml_generate_table('asked.question', 'asked.answer', '{\"model_id\": \"fake-generate\"}')"
+    owner.execute(generate.replace("asked.", "pg_temp.asked."))
+    assert owner.execute("SELECT answer ->> 'text' FROM asked").fetchone() == ("an answer",)
 
 
 @pytest.mark.parametrize("held", ["DELETE FROM kb.docs", "SELECT FROM kb.docs FOR UPDATE"])

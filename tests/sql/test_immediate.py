@@ -179,12 +179,16 @@ def test_a_statement_that_writes_many_partitions(owner: Connection, models: Mode
         ("ltree", "id ltree PRIMARY KEY", "text2ltree('a.' || i)"),
         ("ltree", "tenant integer, id ltree, PRIMARY KEY (id, tenant)", "1, text2ltree('a.' || i)"),
         ("citext", "id citext PRIMARY KEY", "'A' || i"),
+        ("citext", "id email PRIMARY KEY", "'A' || i"),
+        ("citext", "id email, tenant whole, PRIMARY KEY (tenant, id)", "'A' || i, 1"),
     ],
 )
 def test_a_key_of_a_type_of_an_extension(
     owner: Connection, models: ModelsServer, extension: str, key: str, values: str
 ) -> None:
     owner.execute(f"CREATE SCHEMA apart; CREATE EXTENSION {extension} SCHEMA apart; SET search_path = public, apart")
+    domains = "CREATE DOMAIN whole AS integer"
+    owner.execute(f"{domains}; CREATE DOMAIN email AS citext" if extension == "citext" else domains)
     for name, options in {"queued": {}, "at_once": {"mode": "immediate"}}.items():
         owner.execute(f"CREATE TABLE {name} ({key}, name text)")
         create(owner, name, "name", document_name="{name}", keyword_search=False, **options)

@@ -82,9 +82,13 @@ class Vectorizer(Column):
         waiting, key = yield from self._key()
         columns = ", ".join(f"t.{identifier(name)}" for name in job["key"])
         values = ", ".join(f"(($1 ->> 'after')::text[])[{i}]::{name}" for i, name in enumerate(job["key_types"], 1))
-        # operators of an extension have no name here; those of a record are found by its types, without the index
-        row = "ROW({})" if {*job["key_equals"]} == {_EQUALS} else "ROW({})::record"
-        after = "" if self._after is None else f" AND {row.format(columns)} > {row.format(values)}"
+        after = f" AND ROW({columns}) > ROW({values})"
+        if {*job["key_equals"]} != {_EQUALS}:
+            # operators of an extension have no name here; those of a record are found by its types, without the index
+            of_types = zip(job["key"], job["key_types"], strict=True)
+            given = ", ".join(f"t.{identifier(name)}::{kind}" for name, kind in of_types)
+            after = f" AND ROW({given})::record > ROW({values})::record"
+        after = "" if self._after is None else after
         claim = f"'vectorizer {job['store']} ', r.key"
         rows, _ = yield from self._find(waiting + after, order=columns, key=key, claim=claim)
         self._is_through = not rows
