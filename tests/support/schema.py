@@ -68,7 +68,7 @@ class SqlModel:
         self.meanwhile: Callable[[], None] | None = None
 
     def __call__(self, client: socket.socket, request: bytes) -> None:
-        if request.startswith(b"GET /v1/models "):
+        if request.startswith(b"GET "):
             models = [{"id": "tiny", "brief": True}, {"id": "extractive", "engine": "extractive"}, LARGE]
             reply({"object": "list", "data": models})(client, request)
             return

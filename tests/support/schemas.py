@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 from psycopg import sql
 
-from support.cluster import Connection, value_of
+from support.cluster import Connection, Database, value_of
 
 
 def renamed(connection: Connection, schema: str, name: str) -> bool:
@@ -26,6 +26,16 @@ def taken(owner: Connection, taker: Connection) -> bool:
         return False
     taker.execute("ALTER SCHEMA planted RENAME TO kb")
     return True
+
+
+def locks_schemas(db: Database) -> bool:
+    """Whether this release of PostgreSQL locks a schema that it renames."""
+    holder, owner = db.connect(), db.connect()
+    with holder.transaction():
+        holder.execute("CREATE SCHEMA held")
+    with holder.transaction():
+        holder.execute("SELECT pg_get_object_address('schema', '{held}', '{}')")
+        return not renamed(owner, "held", "kept")
 
 
 def owners(owner: Connection) -> str:

@@ -133,6 +133,9 @@ class Finder:
         if embeds or has_paused or any(store.found == "trusted" for store in stores):
             stores = self._hold(request, question, stores)
         else:
+            # for the searches that follow in the same transaction, too
+            if False in [self._hold_schemas(store) for store in stores]:
+                stores = self.as_named_now(stores)
             for store in stores:
                 hold(self._plpy, store)
         enter = functools.partial(self._trace.enter, "embed")
@@ -314,18 +317,21 @@ class Finder:
         detail = "Each time that it was locked, other parts were there."
         raise Failed({"sqlstate": "55P03", "message": message, "detail": detail, "hint": "Try again."})
 
-    def _hold_schemas(self, store: Store) -> None:
-        """Keep the schemas that statements on the store name from being renamed, as ml_rag._hold_schemas."""
+    def _hold_schemas(self, store: Store) -> bool:
+        """Keep the schemas that statements on the store name from being renamed, as ml_rag._hold_schemas.
+
+        Whether they have the names still that they had when the call looked at the catalog."""
         found = self._context.moment.look_up(
             ("schemas", store.relation), lambda: dict(_run(self._plpy, "schemas", store.relation)[0])
         )
         try:
             if _run(self._plpy, "hold schemas", found["schemas"], found["names"])[0]["are_held"]:
-                return
+                return True
         except self._plpy.SPIError as e:
             if sqlstate(e) != "3F000":
                 raise
         _run(self._plpy, "hold schemas anew", store.relation)
+        return False
 
     def _hold_each(self, request: Request, stores: list[Store]) -> dict[int, list[int]]:
         """By store what is held with it; those that cannot be held are left out."""
