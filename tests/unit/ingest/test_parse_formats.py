@@ -276,6 +276,22 @@ def test_a_notebook_has_its_code_as_it_is_indented_and_what_it_printed() -> None
                 {"output_type": "error", "traceback": ["\x1b[0;31mNo", ": x"]},
             ],
         },
+        {
+            "cell_type": "code",
+            "source": "show()",
+            "outputs": [
+                {
+                    "data": {
+                        "text/markdown": ["## Found\n", "all"],
+                        "text/plain": "<IPython.core.display.Markdown object>",
+                    }
+                },
+                {"data": {"text/html": "<table><tr><td>a</td><td>b</td></tr></table>"}},
+                {"data": {"text/html": "<b>x</b>", "text/plain": "<pandas.io.formats.style.Styler at 0x7f2a>"}},
+                {"data": {"application/json": {"é": 1}, "text/plain": ["<IPython.core.display.JSON object>"]}},
+                {"data": {"text/html": "<b>7</b>", "text/plain": "7"}},
+            ],
+        },
         {"cell_type": "code", "source": [], "outputs": []},
         {"cell_type": "raw", "source": "end"},
     ]
@@ -284,7 +300,9 @@ def test_a_notebook_has_its_code_as_it_is_indented_and_what_it_printed() -> None
     (block,) = made.blocks
     assert (made.format, made.metadata) == ("json", {"title": "T"})
     code = "```python\n# no title\nfor i in x:\n    print(i)\n```"
-    assert block.text == f"# T\na\n\n{code}\n\n```\n1\n2\n```\n\n```\n7\n```\n\n```\nNo: x\n```\n\nend"
+    shown = "```python\nshow()\n```\n\n## Found\nall\n\n| a | b |\n| --- | --- |\n\n**x**"
+    shown += '\n\n```\n{"é": 1}\n```\n\n```\n7\n```'
+    assert block.text == f"# T\na\n\n{code}\n\n```\n1\n2\n```\n\n```\n7\n```\n\n```\nNo: x\n```\n\n{shown}\n\nend"
     assert only("a.ipynb", '{"nbformat": 4, "cells": [1]}') == "- nbformat: 4\n- cells:\n  - 1"
 
 
@@ -1087,6 +1105,18 @@ def test_rtf_odt_and_pptx_have_powers() -> None:
     out = BytesIO()
     deck.save(out)
     assert blocks("a.pptx", out.getvalue())[0][0] == "# T\n\n10^6 H2^78"
+
+
+def test_odt_does_not_count_what_was_deleted() -> None:
+    style = (
+        '<style:style style:name="L"/><text:list-style style:name="L"><text:list-level-style-number text:level="1"'
+        ' style:num-format="1" style:num-suffix="."/></text:list-style>'
+    )
+    item = '<text:list text:style-name="L"><text:list-item><text:p>{}</text:p></text:list-item></text:list>'
+    deleted = f"<text:deletion>{item.format('gone')}</text:deletion>"
+    changes = f"<text:tracked-changes><text:changed-region>{deleted}</text:changed-region></text:tracked-changes>"
+    going_on = item.replace("<text:list ", '<text:list text:continue-numbering="true" ')
+    assert only("a", odt(f"{changes}{going_on.format('first')}", styles=style)) == "1. first"
 
 
 def test_odt_has_the_numbers_of_lists_and_headings() -> None:

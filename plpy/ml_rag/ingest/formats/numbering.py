@@ -210,7 +210,12 @@ def number_odf(part: Any, roots: Iterable[Any]) -> None:
     lists: dict[Any, tuple[str | None, int, dict[int, int]]] = {}
     known: dict[str | None, dict[int, int]] = {}
     outline: dict[int, int] = {}
-    for one in part.iter(f"{_TEXT}list", f"{_TEXT}list-item", f"{_TEXT}h"):
+    counted = f"{_TEXT}list", f"{_TEXT}list-item", f"{_TEXT}h"
+    apart = part.iter(f"{_TEXT}tracked-changes", "{*}annotation")
+    uncounted = {one for deleted in apart for one in deleted.iter(*counted)}
+    for one in part.iter(*counted):
+        if one in uncounted:
+            continue
         around, name = one.getparent(), one.get(f"{_TEXT}style-name")
         if one.tag == f"{_TEXT}list":
             if (above := lists.get(around.getparent())) is not None:

@@ -73,7 +73,7 @@ _SHOWN = re.compile("[^\\s\x02\ufffe]+[\x02\ufffe]?")
 _BULLET = re.compile(r"^(?:[•●▪■◦‣–\-*·○➢]|o|\(?\d{1,3}[.)]|\(?[a-z][.)])\s+\S")
 _GLYPH_BULLET = re.compile(r"^[•●▪■◦‣·○➢\uf0b7\uf0a7]\s*")
 #: figures, some of which may be a power and no fraction, of which the base line is higher by this, in sizes of the font
-_DIGITS, _RAISED = re.compile(r"\d[\d+\u2212-]+(?! ?[/\u2044]|[\d+\u2212-])"), 0.2
+_DIGITS, _RAISED = re.compile(r"\d[\d+\u2212-]++(?! ?[/\u2044])"), 0.2
 _SENTENCE_END = re.compile(r"[.!?:;…。！？：；][\"'”’)\]]*$")
 _WIDE = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef]")
 #: a letter or a mark of Hebrew or Arabic, no sign and no figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from datetime import date
@@ -30,6 +31,8 @@ _NEWER_TEXT = re.compile(r"[-+]?0[0-9b].*|.*[:_].*|yes|no|on|off", re.IGNORECASE
 #: the bytes of a picture in its place, as word processors and notebooks export it
 _PICTURE = re.compile(r"data:image/[\w.+-]{1,100}(?:;[\w.=+-]{1,100}){0,9};base64,[a-z0-9+/=]{100,}", re.I)
 #: of what programs print on a terminal
+#: what Python says of an object that has no text
+_OBJECT = re.compile(r"<[\w.]+(?: object)?(?: at 0x[0-9a-f]+)?>")
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _RST_UNDERLINE = re.compile(r"""^([=\-`:'"~^_*+#<>])\1{2,}$""")
@@ -185,10 +188,23 @@ def notebook(found: dict[str, Any]) -> tuple[str, str | None]:
         is_code = cell.get("cell_type") == "code"
         parts.append(_fenced(text, language) if is_code else text)
         titled += [] if is_code else [text]
-        for output in cell.get("outputs", ()):
-            shown = output.get("text") or output.get("data", {}).get("text/plain") or output.get("traceback", "")
-            parts.append(_fenced(_COLOUR.sub("", "".join(shown)), ""))
+        parts += map(_shown, cell.get("outputs", ()))
     return "\n\n".join(filter(None, parts)), _heading(_FENCE.sub("", "\n\n".join(titled)))
+
+
+def _shown(output: dict[str, Any]) -> str:
+    """What a cell shows: Markdown and HTML as such, where it has no better text than the name of their class."""
+    from ml_rag.ingest.formats.html import html_to_markdown  # which most texts do without
+
+    data = output.get("data", {})
+    plain = _COLOUR.sub("", "".join(output.get("text") or data.get("text/plain") or output.get("traceback", "")))
+    if "text/markdown" in data:
+        return _PICTURE.sub("", "".join(data["text/markdown"]))
+    if "text/html" in data and (not plain.strip() or _OBJECT.fullmatch(plain.strip())):
+        return html_to_markdown("".join(data["text/html"]))
+    if "application/json" in data and _OBJECT.fullmatch(plain.strip()):
+        plain = json.dumps(data["application/json"], ensure_ascii=False)
+    return _fenced(plain, "")
 
 
 def _fenced(text: str, language: str) -> str:
