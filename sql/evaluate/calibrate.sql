@@ -137,6 +137,8 @@ BEGIN
       HINT = 'Add at least twenty such questions: SELECT question, true AS answerable FROM … UNION ALL '
         'SELECT question, false FROM ….';
   END IF;
+  PERFORM ml_rag._hold_named(n, false)
+  FROM unnest(ml_rag._texts(ml_rag._layered(_rag) -> 'vector_store')) AS n;
   -- with its warnings, once
   _stores := ml_rag._discover(_rag);
   IF cardinality(_stores) = 0 THEN

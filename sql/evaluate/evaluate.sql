@@ -324,6 +324,9 @@ BEGIN
   _questions :=
     ARRAY(SELECT jsonb_array_elements(ml_rag._check_questions(ml_rag._read_questions(source, path, relation),
     _parsed.columns, _parsed.own)));
+  -- not in the block of a question, which gives back its locks when it fails
+  PERFORM ml_rag._hold_named(n, false)
+  FROM unnest(ml_rag._texts(ml_rag._layered(_parsed.rag) -> 'vector_store')) AS n;
   _stores := ml_rag._discover(_parsed.rag);
   IF cardinality(_stores) = 0 AND (_parsed.rag ->> 'n_citations')::integer > 0 THEN
     -- says why

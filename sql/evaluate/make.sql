@@ -52,17 +52,14 @@ BEGIN
   _options := ml_rag.parse_options('make_questions', $2);
   _model := coalesce(_options ->> 'model_id', ml_rag._default_model());
   PERFORM ml_rag._raise(ml_rag._cannot_write(_model, 'make questions'));
+  PERFORM ml_rag._hold(ARRAY[$1::oid]);
   _name := ml_rag._full_name($1);
-  IF _name IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = 'vector store does not exist';
-  END IF;
   SELECT s.* INTO _store FROM unnest(ml_rag._discover(ml_rag._parse_rag_options(
     jsonb_build_object('vector_store', jsonb_build_array(_name))))) AS s;
   IF _store.relation IS NULL THEN
     PERFORM ml_rag._no_store(ml_rag._parse_rag_options(jsonb_build_object('vector_store',
       jsonb_build_array(_name))));
   END IF;
-  PERFORM ml_rag._hold(ARRAY[_store.relation::oid]);
   _wanted := ARRAY[(_options ->> 'n')::integer, (_options ->> 'unanswerable')::integer];
   _left := _wanted;
   _language := CASE WHEN _options ? 'language' THEN format(' Its language: %s.', _options ->> 'language')

@@ -34,7 +34,7 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
   _call integer := ml_rag._begin('ml_rag.tune_index');
-  _name text := ml_rag._full_name(relation);
+  _name text;
   _own jsonb;
   _goal float8;
   _itself integer;
@@ -58,11 +58,12 @@ BEGIN
   _goal := (_own ->> 'recall')::float8;
   -- a segment that is asked with is the nearest to itself, which says nothing
   _itself := CASE WHEN _own ? 'questions' THEN 0 ELSE 1 END;
+  PERFORM ml_rag._hold(ARRAY[relation::oid]);
+  _name := ml_rag._full_name(relation);
   _store := (ml_rag._discover(jsonb_build_object('vector_store', jsonb_build_array(_name))))[1];
   IF _store IS NULL THEN
     PERFORM ml_rag._no_store(jsonb_build_object('vector_store', jsonb_build_array(_name)));
   END IF;
-  PERFORM ml_rag._hold(ARRAY[_store.relation::oid]);
   IF (_own -> 'keep')::boolean THEN
     PERFORM ml_rag._check_keeper(_store, 'settings of its index');
   END IF;

@@ -251,12 +251,14 @@ $$;
 CREATE FUNCTION ml_rag._schemas_of(relations oid[]) RETURNS SETOF oid
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the schemas that statements on relations name: their own, and those of the types of their columns
--- That of the session's temporary tables keeps its name.  Reads: the catalog
+-- That of the session's temporary tables keeps its name, and so does that of pgvector (store/policy).
+-- Reads: the catalog
 BEGIN
   RETURN QUERY SELECT c.relnamespace FROM pg_class AS c
     WHERE c.oid = ANY (relations) AND c.relnamespace <> pg_my_temp_schema()
     UNION SELECT t.typnamespace FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
-    WHERE a.attrelid = ANY (relations) AND a.atttypid >= 16384 AND t.typnamespace <> pg_my_temp_schema();
+    WHERE a.attrelid = ANY (relations) AND a.atttypid >= 16384 AND t.typnamespace <> pg_my_temp_schema()
+      AND a.atttypid NOT IN ('@vector@.vector'::regtype, '@vector@.halfvec'::regtype);
 END
 $$;
 

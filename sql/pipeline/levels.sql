@@ -99,6 +99,36 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._hold_named(name text, is_judged boolean) RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: what a call finds by a name with a schema, as a store that it names, until the end of the
+-- transaction. While its lock was waited for, the name can have come to be another relation's
+-- is_judged: false if that is not trusted  Reads: the catalog  Errors: 42P01
+DECLARE
+  _held oid[];
+  _found oid[];
+BEGIN
+  IF strpos(name, '.') = 0 THEN
+    RETURN true;
+  END IF;
+  FOR _round IN 1..10 LOOP
+    _found := ARRAY(SELECT c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+      WHERE _hold_named.name IN (format('%I.%I', n.nspname, c.relname), concat(n.nspname, '.', c.relname))
+      ORDER BY c.oid);
+    IF _found = _held THEN
+      RETURN true;
+    ELSIF NOT is_judged THEN
+      PERFORM ml_rag._hold(_found);
+    ELSIF ml_rag._hold_trusted(_found) IS NOT TRUE THEN
+      RETURN false;
+    END IF;
+    _held := _found;
+  END LOOP;
+  RAISE EXCEPTION USING ERRCODE = '42P01', MESSAGE = format('table "%s" does not exist any more', name),
+    DETAIL = 'Each time that it was locked, another one had its name.', HINT = 'Try again.';
+END
+$$;
+
 CREATE FUNCTION ml_rag._check_named(level text, options jsonb, given jsonb) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: refuse that options which others can have written name what runs code of a role that the caller
@@ -110,10 +140,7 @@ LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 DECLARE
   _named text := (
     SELECT v.name FROM unnest(ml_rag._texts(options -> 'vector_store')) AS v (name)
-    WHERE (given ? 'vector_store') IS NOT TRUE AND strpos(v.name, '.') > 0 AND ml_rag._hold_trusted(ARRAY(
-      SELECT c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-      WHERE v.name IN (format('%I.%I', n.nspname, c.relname), concat(n.nspname, '.', c.relname))
-      ORDER BY c.oid)) IS NOT TRUE
+    WHERE (given ? 'vector_store') IS NOT TRUE AND NOT ml_rag._hold_named(v.name, true)
     UNION ALL SELECT a ->> 'function'
     FROM jsonb_path_query(options, 'lax $.arms[*] ? (exists (@.function))') AS a
     WHERE (given ? 'arms') IS NOT TRUE

@@ -259,6 +259,67 @@ def test_temporary_tables(owner: Connection, model: SqlModel) -> None:
     assert owner.execute("SELECT answer ->> 'text' FROM asked").fetchone() == ("an answer",)
 
 
+def test_a_schema_that_is_locked_is_waited_for_once(db: Database, owner: Connection, taker: Connection) -> None:
+    """Not for each of the stores in it, which the call does not name; and not for all stores that have vectors."""
+    for name in ("kb.a", "kb.b", "kb.c", "kb.d", "docs"):
+        create_store(owner, name, [("d", 1, 1, "zebra", fake_embedding("zebra"))], "vector(16)")
+    locker, asker = db.connect(), db.connect("asker")
+    locker.execute("BEGIN; ALTER SCHEMA kb RENAME TO former")
+    left_out = noticed(asker)
+    search(asker, "zebra")  # the locks of a first search
+    del left_out[:]
+    asker.execute("SET statement_timeout = '3s'")
+    assert [row[5] for row in search(asker, "zebra")] == ["zebra"]
+    assert len(left_out) == (4 if locks_schemas(db) else 0)
+    locker.execute("ROLLBACK; BEGIN; ALTER SCHEMA public OWNER TO CURRENT_USER")
+    assert len(search(asker, "zebra", {"vector_store": ["kb.a", "kb.b"]})) == 2
+
+
+@pytest.mark.parametrize("how", ["make_questions", "tune_index"])
+def test_a_store_that_was_being_renamed_when_the_call_began(
+    db: Database, owner: Connection, taker: Connection, model: SqlModel, how: str
+) -> None:
+    create_store(owner, "kb.docs", [("d", 1, 1, "zebra", fake_embedding("zebra"))], "vector(16)")
+    owner.execute("SELECT ml_rag.index_store('kb.docs')")
+    plant_store(taker)
+    caller, renamer = db.connect(), db.connect()
+    said = noticed(caller)
+    renamer.execute("BEGIN; ALTER SCHEMA kb RENAME TO former")
+    call = Background(lambda: caller.execute(SEARCHES[how].encode()))
+    wait_until(lambda: is_waiting(db, caller) or call.ended)
+    renamer.execute("COMMIT")
+    model.answers = [json.dumps({"question": "what zebra?", "answer": "zebra", "is_answered": False})]
+
+    def take() -> None:
+        if value_of(owner, "SELECT to_regnamespace('kb') IS NULL"):
+            taker.execute("ALTER SCHEMA planted RENAME TO kb")
+
+    model.meanwhile = take
+    runs_no_code(said, call.result)
+
+
+def test_a_preset_of_a_superuser_that_names_a_store(db: Database, owner: Connection, taker: Connection) -> None:
+    """What is judged is what is searched: another store is waited for between the two."""
+    owner.execute("CREATE SCHEMA aaa")
+    for name in ("kb.docs", "aaa.docs"):
+        create_store(owner, name, [("d", 1, 1, "zebra", fake_embedding("zebra"))], "vector(16)")
+    owner.execute('SELECT ml_rag.create_preset(\'p\', \'{"vector_store": ["kb.docs", "aaa.docs"]}\')')
+    plant_store(taker)
+    caller, renamer, locker = db.connect(), db.connect(), db.connect()
+    said = noticed(caller)
+    renamer.execute("BEGIN; ALTER SCHEMA kb RENAME TO former")
+    locker.execute("BEGIN; LOCK TABLE aaa.docs IN ACCESS EXCLUSIVE MODE")
+    call = Background(lambda: search(caller, "zebra", {"preset": "p"}))
+    wait_until(lambda: is_waiting(db, caller))
+    renamer.execute("COMMIT")
+    wait_until(lambda: is_waiting(db, caller) or call.ended)
+    taker.execute("ALTER SCHEMA planted RENAME TO kb")
+    locker.execute("ROLLBACK")
+    with contextlib.suppress(psycopg.Error):
+        assert "false" not in str(call.result())
+    assert not any("ran as" in message for message in said), said
+
+
 @pytest.mark.parametrize("held", ["DELETE FROM kb.docs", "SELECT FROM kb.docs FOR UPDATE"])
 def test_a_document_whose_rows_are_waited_for(
     db: Database, owner: Connection, taker: Connection, models: ModelsServer, held: str

@@ -105,6 +105,8 @@ class Finder:
         self._retries = 0
         #: what option explain tells of the search
         self._explained: list[dict[str, Any]] = []
+        #: schemas that could not be held, and the error: no further store that the call does not name waits for them
+        self._locked: dict[int, Exception] = {}
         #: stores whose keyword index cannot be used, and why
         self._broken: dict[Store, str] = {}
 
@@ -324,11 +326,15 @@ class Finder:
         found = self._context.moment.look_up(
             ("schemas", store.relation), lambda: dict(_run(self._plpy, "schemas", store.relation)[0])
         )
+        schemas = found["schemas"] or []
+        if store.found != "named" and (locked := self._locked.keys() & schemas):
+            raise self._locked[locked.pop()]
         try:
-            if _run(self._plpy, "hold schemas", found["schemas"], found["names"])[0]["are_held"]:
+            if not schemas or _run(self._plpy, "hold schemas", schemas, found["names"])[0]["are_held"]:
                 return True
         except self._plpy.SPIError as e:
             if sqlstate(e) != "3F000":
+                self._locked |= dict.fromkeys(schemas, e)
                 raise
         _run(self._plpy, "hold schemas anew", store.relation)
         return False
@@ -340,9 +346,9 @@ class Finder:
         for store in stores:
             own: list[int] | None = []
             try:
+                self._hold_schemas(store)
                 is_plain = store.is_table and not self._context.moment.reads_parts(store)
                 if is_plain and not has_nodes:
-                    self._hold_schemas(store)
                     self._plpy.prepare(f"SELECT FROM ONLY {store.table}")
                 else:
                     hold(self._plpy, store)
