@@ -115,7 +115,10 @@ BEGIN
   -- Reading it, if only no row, keeps the table from being dropped until the job stands; statements get its
   -- name and not the regclass, which prints as a number once it is dropped.
   _input := to_regclass(_in.relation);
-  PERFORM ml_rag._hold(ARRAY[_input::oid]) WHERE _input IS NOT NULL;
+  IF _input IS NOT NULL THEN
+    PERFORM ml_rag._hold(ARRAY[_input::oid]);
+    PERFORM ml_rag._check_name(_in.relation, _input);
+  END IF;
   EXECUTE format('SELECT FROM %s LIMIT 0', _in.relation);
   _input := _in.relation::regclass;
   PERFORM ml_rag._column_type(_input, _in.column_name, _in.relation);
@@ -142,7 +145,10 @@ BEGIN
   END IF;
 
   _output := to_regclass(_out.relation);
-  PERFORM ml_rag._hold(ARRAY[_output::oid]) WHERE _output IS NOT NULL;
+  IF _output IS NOT NULL THEN
+    PERFORM ml_rag._hold(ARRAY[_output::oid]);
+    PERFORM ml_rag._check_name(_out.relation, _output);
+  END IF;
   IF _model IS NOT NULL THEN
     -- a first vector tells the dimensions, and whether the model works, before anything is made
     _type := format('@vector@.vector(%s)', @vector@.vector_dims(ml_rag.embed('dimensions', _model)));
@@ -154,7 +160,6 @@ BEGIN
       _out.column_name, _type, (SELECT string_agg(quote_ident(k), ', ') FROM unnest(_key) AS k));
     _output := _out.relation::regclass;
   ELSE
-    PERFORM ml_rag._check_name(_out.relation, _output);
     EXECUTE format('SELECT FROM %s LIMIT 0', _out.relation);
     SELECT format_type(a.atttypid, a.atttypmod) INTO _existing FROM pg_attribute AS a
     WHERE a.attrelid = _output AND a.attname = _out.column_name AND a.attnum > 0 AND NOT a.attisdropped;

@@ -275,6 +275,29 @@ def test_a_schema_that_is_locked_is_waited_for_once(db: Database, owner: Connect
     assert len(search(asker, "zebra", {"vector_store": ["kb.a", "kb.b"]})) == 2
 
 
+def test_a_table_that_was_being_renamed_when_the_call_began(
+    db: Database, owner: Connection, taker: Connection, model: SqlModel
+) -> None:
+    """The call waits for its schema, then for itself."""
+    asked = "(id integer PRIMARY KEY, question text, answer jsonb); INSERT INTO {0}.asked VALUES (1, 'x')"
+    owner.execute(f"CREATE TABLE kb.asked {asked.format('kb')}".encode())
+    taker.execute(
+        f"CREATE TABLE planted.asked {asked.format('planted')}; GRANT ALL ON planted.asked TO PUBLIC;"
+        "CREATE TRIGGER t BEFORE UPDATE ON planted.asked EXECUTE FUNCTION own.evil()".encode()
+    )
+    model.answers = ["an answer"]
+    caller, renamer, locker = db.connect(), db.connect(), db.connect()
+    said = noticed(caller)
+    locker.execute("BEGIN; LOCK TABLE kb.asked IN ACCESS EXCLUSIVE MODE")
+    renamer.execute("BEGIN; ALTER SCHEMA kb RENAME TO former")
+    call = Background(lambda: caller.execute(GENERATE.encode()))
+    wait_until(lambda: is_waiting(db, caller))
+    renamer.execute("COMMIT")
+    taker.execute("ALTER SCHEMA planted RENAME TO kb")
+    locker.execute("ROLLBACK")
+    runs_no_code(said, call.result)
+
+
 @pytest.mark.parametrize("how", ["make_questions", "tune_index"])
 def test_a_store_that_was_being_renamed_when_the_call_began(
     db: Database, owner: Connection, taker: Connection, model: SqlModel, how: str

@@ -137,7 +137,11 @@ _NAMES = sql.SQL(
 )
 _TRUSTED = sql.SQL("SELECT ml_rag._are_trusted(ml_rag._read_with(%(oid)s))")
 #: false of one that is not there; else no other one takes its name until the end of the transaction
-_HOLD = sql.SQL("SELECT ml_rag._hold_trusted(ARRAY[pg_catalog.to_regclass(%(name)s)::pg_catalog.oid]) AS is_held")
+_HOLD = sql.SQL(
+    "SELECT h.is_held AND pg_catalog.to_regclass(%(name)s)::pg_catalog.oid OPERATOR(pg_catalog.=) h.oid AS is_held"
+    " FROM (SELECT r.oid, ml_rag._hold_trusted(ARRAY[r.oid]) AS is_held"
+    " FROM (SELECT pg_catalog.to_regclass(%(name)s)::pg_catalog.oid AS oid OFFSET 0) AS r OFFSET 0) AS h"
+)
 _MARKED = sql.SQL(
     "SELECT m.vector_store, m.document, m.segment_number, m.is_right FROM {} AS m"
     " WHERE m.question = %(question)s LIMIT 1000"
