@@ -361,15 +361,20 @@ def _is_header_of(row: Row, below: Row, columns: list[tuple[float, float]]) -> b
 
 
 def _by_span(row: Row, columns: list[tuple[float, float]]) -> list[str]:
-    """The text of a header above each column; each column belongs to the run whose middle is nearest."""
+    """The text of a header above each column; each column belongs to the run whose middle is nearest.
+
+    A run that is nearest to none stands in the column that is nearest to it."""
     runs = [(left, right, " ".join(w.text for w in row.words if left <= w.left <= right)) for left, right in row.runs]
-    found = []
-    for left, right in columns:
-        middle = (left + right) / 2
-        over = [text for low, high, text in runs if low <= right and left <= high]
-        nearest = min(runs, key=lambda run: abs((run[0] + run[1]) / 2 - middle))
-        found.append(over[0] if over else nearest[2] if middle > row.runs[0][0] else "")
-    return found
+    middles = [(left + right) / 2 for left, right in columns]
+    found: list[set[int]] = []
+    for (left, right), middle in zip(columns, middles, strict=True):
+        over = [i for i, (low, high, _) in enumerate(runs) if low <= right and left <= high]
+        nearest = min(range(len(runs)), key=lambda i: abs((runs[i][0] + runs[i][1]) / 2 - middle))
+        found.append({over[0]} if over else {nearest} if middle > row.runs[0][0] else set())
+    for i in set(range(len(runs))).difference(*found):
+        own = (runs[i][0] + runs[i][1]) / 2
+        found[min(range(len(columns)), key=lambda column: abs(middles[column] - own))].add(i)
+    return [" ".join(runs[i][2] for i in sorted(one)) for one in found]
 
 
 def _logical_rows(
