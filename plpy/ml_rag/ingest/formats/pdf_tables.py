@@ -50,6 +50,8 @@ _INK, _INK_OF_TWO = 0.8, 0.7
 _ENUMERATOR = re.compile(r"(?:[\W_]+|o|[(\[]?(?:\d{1,3}|[A-Za-z]|[ivxIVX]{1,5})[.)\]:]*|(?:\d+\.)+\d*)$")
 _FIGURE = re.compile(r"[\d.,:%$€£¥()+/ -]*\d[\d.,:%$€£¥()+/ -]*")
 
+_YEAR = re.compile(r"(?:19|20)\d\d")
+
 #: text and words of a line in a column
 _Cell = tuple[str, list[Word]]
 
@@ -128,6 +130,11 @@ def _has_header(table: Table) -> bool:
 def ismerged_header(row: Sequence[str]) -> bool:
     """Whether the first row of a table names its columns: no cell is a figure."""
     return not any(map(_FIGURE.fullmatch, row))
+
+
+def _has_values(row: Sequence[str]) -> bool:
+    """Whether a row that begins with a name has figures that are no years: it is no part of a header."""
+    return bool(row[0]) and any(_FIGURE.fullmatch(cell) and not _YEAR.fullmatch(cell) for cell in row[1:])
 
 
 def _spans(rows: Iterable[Row], known: Sequence[tuple[float, float]], gutter: float) -> list[tuple[float, float]]:
@@ -254,7 +261,9 @@ def _made(
         start -= 1
     above = [_by_span(rows[i], columns) for i in range(start, first)]
     made = _logical_rows(rows[first:end], cells, columns, how)
-    if above:
+    if above and _has_values(made[0]):
+        made = [merged_header(above), *made]
+    elif above:
         made = [merged_header([*above, made[0]]), *made[1:]]
     return [Table(made, [word for i in range(start, end) for word in rows[i].words], columns)]
 
