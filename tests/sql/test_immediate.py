@@ -196,6 +196,11 @@ def test_a_key_of_a_type_of_an_extension(
         if not options:
             assert run(owner, name, batch_size=1)["embedded"] == 5
         assert_in_step(owner, name)
+    if extension == "citext":  # the order is not that of the text
+        owner.execute("UPDATE queued SET id = CASE WHEN name ~ '[135]' THEN upper(id::text) ELSE lower(id::text) END")
+        parts = '{"transform": "sentence", "batch_size": 1, "keyword_search": false}'
+        owner.execute("CALL ml_rag.create_node_group('queued', 'parts', %s)", (parts,))
+        assert owner.execute("SELECT count(*) FROM queued_parts WHERE node_number > 0").fetchone() == (5,)
 
 
 @pytest.mark.parametrize("change", ["UPDATE items SET price = 7 WHERE id = 2", "INSERT INTO items VALUES (4, ' ')"])

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ml_rag.backend import calls
 from ml_rag.backend.client import ModelServer
+from ml_rag.backend.retrieval.sqltext import identifier
 from ml_rag.errors import InvalidRequest, MlRagError
 
 R = TypeVar("R")
@@ -60,6 +61,19 @@ def function(signature: str) -> str:
 def call(signature: str, *values: Any) -> Steps[Any]:
     """What a function returns; ``signature``: its name, and the types of its arguments."""
     return (yield Statement(function(signature), json.dumps(values)))
+
+
+def later(alias: str, key: Sequence[str], types: Sequence[str]) -> str:
+    """SQL of the condition that a key comes after parameter ``after``, a key as text.
+
+    The order of an extension's type has no operator here; records go by it, without the index.
+    """
+    values = ", ".join(f"(($1 ->> 'after')::text[])[{i}]::{kind}" for i, kind in enumerate(types, 1))
+    if any("." in kind for kind in types):
+        columns = ", ".join(f"{alias}.{identifier(name)}::{kind}" for name, kind in zip(key, types, strict=True))
+        return f"ROW({columns})::record > ROW({values})::record"
+    columns = ", ".join(f"{alias}.{identifier(name)}" for name in key)
+    return f"ROW({columns}) > ROW({values})"
 
 
 def array(name: str, type_name: str = "text") -> str:

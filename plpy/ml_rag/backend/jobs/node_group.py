@@ -20,6 +20,7 @@ from ml_rag.backend.jobs.loop import (
     Steps,
     call,
     function,
+    later,
     run,
 )
 from ml_rag.backend.retrieval.sqltext import identifier
@@ -149,8 +150,7 @@ class NodeGroups(Derived):
             return {}
         group = self._group
         columns = ", ".join(f"s.{identifier(name)}" for name in group["place"])
-        values = ", ".join(f"(($1 ->> 'after')::text[])[{i}]::{name}" for i, name in enumerate(group["place_types"], 1))
-        after = "" if self._after is None else f" AND ({columns}) > ({values})"
+        after = "" if self._after is None else f" AND {later('s', group['place'], group['place_types'])}"
         # numbered after LIMIT: to number all that is pending, PostgreSQL would sort it
         parents = yield from run(
             f"SELECT json_agg(p ORDER BY p.n) FROM (SELECT q.*, row_number() OVER () AS n, sum(b.bytes) OVER ("
@@ -175,8 +175,7 @@ class NodeGroups(Derived):
         """Keys that have nodes and no text any more: it is blank, or its document begins with another segment."""
         group = self._group
         columns = ", ".join(f"h.{identifier(name)}" for name in group["key"])
-        values = ", ".join(f"(($1 ->> 'after')::text[])[{i}]::{name}" for i, name in enumerate(group["key_types"], 1))
-        after = "" if self._after_gone is None else f" AND ({columns}) > ({values})"
+        after = "" if self._after_gone is None else f" AND {later('h', group['key'], group['key_types'])}"
         gone: list[dict[str, Any]] | None = yield from run(
             f"SELECT json_agg(p ORDER BY p.place) FROM (SELECT {group['node_key']} AS key,"
             f" row_number() OVER (ORDER BY {columns}) AS place FROM {group['rows']} AS h WHERE h.node_number = 0"

@@ -10,7 +10,19 @@ from typing import Any
 
 from ml_rag.backend import calls, segments
 from ml_rag.backend.jobs.column import KEPT, Column
-from ml_rag.backend.jobs.loop import COMMIT, Batch, Derived, Session, Statement, Steps, array, call, function, run
+from ml_rag.backend.jobs.loop import (
+    COMMIT,
+    Batch,
+    Derived,
+    Session,
+    Statement,
+    Steps,
+    array,
+    call,
+    function,
+    later,
+    run,
+)
 from ml_rag.backend.jobs.node_group import NodeGroups
 from ml_rag.backend.load import INSERT_SEGMENTS
 from ml_rag.backend.retrieval.sqltext import identifier, literal
@@ -19,7 +31,6 @@ from ml_rag.files import batches
 #: key of the row that it is of, number, text, metadata and vector of a segment
 _Row = tuple[str, int, str, str, str]
 
-_EQUALS = "OPERATOR(pg_catalog.=)"
 #: rows that are embedded at once in the transaction that writes them
 _AT_ONCE = 256
 #: rows that are looked for at once, which can lie in many partitions
@@ -81,14 +92,7 @@ class Vectorizer(Column):
         job = self._job
         waiting, key = yield from self._key()
         columns = ", ".join(f"t.{identifier(name)}" for name in job["key"])
-        values = ", ".join(f"(($1 ->> 'after')::text[])[{i}]::{name}" for i, name in enumerate(job["key_types"], 1))
-        after = f" AND ROW({columns}) > ROW({values})"
-        if {*job["key_equals"]} != {_EQUALS}:
-            # operators of an extension have no name here; those of a record are found by its types, without the index
-            of_types = zip(job["key"], job["key_types"], strict=True)
-            given = ", ".join(f"t.{identifier(name)}::{kind}" for name, kind in of_types)
-            after = f" AND ROW({given})::record > ROW({values})::record"
-        after = "" if self._after is None else after
+        after = "" if self._after is None else f" AND {later('t', job['key'], job['key_types'])}"
         claim = f"'vectorizer {job['store']} ', r.key"
         rows, _ = yield from self._find(waiting + after, order=columns, key=key, claim=claim)
         self._is_through = not rows
