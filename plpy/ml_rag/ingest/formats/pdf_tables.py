@@ -133,7 +133,7 @@ def ismerged_header(row: Sequence[str]) -> bool:
 
 
 def _has_values(row: Sequence[str]) -> bool:
-    """Whether a row that begins with a name has figures that are no years: it is no part of a header."""
+    """Whether a row that begins with a name has figures other than years, as rows of a header have not."""
     return bool(row[0]) and any(_FIGURE.fullmatch(cell) and not _YEAR.fullmatch(cell) for cell in row[1:])
 
 
