@@ -251,7 +251,7 @@ $$;
 CREATE FUNCTION ml_rag._schemas_of(relations oid[]) RETURNS SETOF oid
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the schemas that statements on relations name: their own, and those of the types of their columns
--- That of the session's temporary tables keeps its name, and so does that of pgvector (store/policy).
+-- Not those of the session's temporary tables and of pgvector, which keep their names (ml_rag._keep_schemas)
 -- Reads: the catalog
 BEGIN
   RETURN QUERY SELECT c.relnamespace FROM pg_class AS c

@@ -109,7 +109,7 @@ def find_tables(
 
 def goes_on(table: Table, following: Table) -> bool:
     """Whether a table at the top of a page is the rest of the last one of the page before, without its header."""
-    if len(table.columns) != len(following.columns) or not ismerged_header(table.rows[0]):
+    if len(table.columns) != len(following.columns) or not _names_columns(table.rows[0]):
         return False
     borders = zip(table.columns, following.columns, strict=True)
     return (
@@ -127,7 +127,7 @@ def _has_header(table: Table) -> bool:
     return bool(columns) and all(any(map(str.isalpha, first[i])) for i in columns)
 
 
-def ismerged_header(row: Sequence[str]) -> bool:
+def _names_columns(row: Sequence[str]) -> bool:
     """Whether the first row of a table names its columns: no cell is a figure."""
     return not any(map(_FIGURE.fullmatch, row))
 
