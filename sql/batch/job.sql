@@ -155,7 +155,6 @@ BEGIN
     -- a first vector tells the dimensions, and whether the model works, before anything is made
     _type := format('@vector@.vector(%s)', @vector@.vector_dims(ml_rag.embed('dimensions', _model)));
   END IF;
-  PERFORM ml_rag._check_names(jsonb_build_object(_in.relation, _input::oid));
   IF _output IS NULL THEN
     EXECUTE format('CREATE TABLE %s (%s, %I %s, PRIMARY KEY (%s))', _out.relation,
       (SELECT string_agg(format('%I %s', k, t), ', ') FROM unnest(_key, _key_types) AS u (k, t)),

@@ -11,7 +11,6 @@ DECLARE
 BEGIN
   FOREACH _statement IN ARRAY statements LOOP
     CONTINUE WHEN job ->> _statement IS NULL;
-    PERFORM ml_rag._check_names(job -> 'names');
     EXECUTE job ->> _statement USING key, value, input;
     GET DIAGNOSTICS _n = ROW_COUNT;
     EXIT WHEN _n > 0;

@@ -113,12 +113,12 @@ EXCEPTION WHEN query_canceled OR assert_failure OR OTHERS THEN
 END
 $$;
 
-CREATE FUNCTION ml_rag._check_names(names jsonb) RETURNS void
+CREATE FUNCTION ml_rag._hold_names(names jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: refuse if a name of a job leads to another table by now, right before a statement that has it: a
--- schema can be renamed while a model is asked. names: each with its OID  Errors: 42P01
+-- purpose: the tables of a job keep their names until the end of the transaction; refuse if a name leads to
+-- another table by now. names: each with its OID  Errors: 42P01
 BEGIN
-  PERFORM ml_rag._know_names();
+  PERFORM ml_rag._hold(ARRAY(SELECT n.value::oid FROM jsonb_each_text(names) AS n));
   PERFORM ml_rag._check_name(n.key, n.value::oid) FROM jsonb_each_text(names) AS n;
 END
 $$;

@@ -238,16 +238,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._know_names() RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: have the session learn what others have renamed during the call, before it looks up a name. It
--- does so when it takes a lock: on a table only if it has none yet, on another object each time. Of a role,
--- since DROP of other objects waits for their lock before it asks whose they are; DROP ROLE asks first
-BEGIN
-  PERFORM pg_get_object_address('role', ARRAY[current_user], '{}');
-END
-$$;
-
 CREATE FUNCTION ml_rag._schemas_of(relations oid[]) RETURNS SETOF oid
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: the schemas that statements on relations name: their own, and those of the types of their columns

@@ -72,7 +72,6 @@ DECLARE
   -- the relation that has rows as they are by now, n, and the condition that n has the key of o, a row of the
   -- statement
   _now text;
-  _check text;
   _same text := ml_rag._same_key('n', _source.key, 'o', _source.key);
   _rows CONSTANT text := '(SELECT ($1).*) AS o, (SELECT ($2).*) AS n';
 BEGIN
@@ -98,15 +97,10 @@ BEGIN
     -- with its node groups, whose keys refer to it; their locks are waited for before the names are looked at
     PERFORM ml_rag._hold(ml_rag._node_tables(_table));
     PERFORM ml_rag._refuse_foreign_schema(t) FROM unnest(ml_rag._node_tables(_table)) AS t;
-    RETURN (SELECT ARRAY[format('LOCK TABLE %1$s IN ACCESS EXCLUSIVE MODE; '
-        'SELECT ml_rag._check_names(%2$L); TRUNCATE %1$s', string_agg('ONLY ' || ml_rag._full_name(t), ', '),
-        jsonb_object_agg(ml_rag._full_name(t), t::bigint))]
+    RETURN (SELECT ARRAY['TRUNCATE ' || string_agg('ONLY ' || ml_rag._full_name(t), ', ')]
       FROM unnest(ml_rag._node_tables(_table)) AS t);
   END IF;
   _segments := 'ONLY ' || ml_rag._full_name(_table);
-  -- the statement before has waited for rows, perhaps
-  _check := format('SELECT ml_rag._check_names(%L); ', jsonb_build_object(ml_rag._full_name(_table),
-    _table::oid::bigint, ml_rag._full_name(relation), relation::oid::bigint));
   -- the key of the segments is that of the source, and the number
   SELECT string_agg(quote_ident(u.key), ', ' ORDER BY u.place) AS segments,
     string_agg(format('n.%I', u.source), ', ' ORDER BY u.place) AS source,
@@ -134,18 +128,18 @@ BEGIN
       format('WITH locked AS MATERIALIZED (SELECT FROM %s AS s, %s OR %s OR %s) FOR UPDATE OF s)'
         ' SELECT FROM locked UNION ALL SELECT %s', _segments, _stale, _other_name,
         (operation = 'INSERT')::text, _missing),
-      format('%sDELETE FROM %s AS s USING %s)', _check, _segments, _stale),
-      format('%sUPDATE %s AS s SET document_name = %s, metadata = s.metadata || %s'
-        ' FROM %s AS o JOIN %s AS n ON %s WHERE %s AND %s', _check, _segments, _name, _metadata, _written,
-        _now, _same, _keys.new, _other_name),
-      concat(_check, _insert, ' ', _missing)]
+      format('DELETE FROM %s AS s USING %s)', _segments, _stale),
+      format('UPDATE %s AS s SET document_name = %s, metadata = s.metadata || %s'
+        ' FROM %s AS o JOIN %s AS n ON %s WHERE %s AND %s', _segments, _name, _metadata, _written, _now,
+        _same, _keys.new, _other_name),
+      concat(_insert, ' ', _missing)]
     WHEN operation = 'KEY' THEN ARRAY[
       format('SELECT FROM %s AS s, %s WHERE %s OR %s FOR UPDATE OF s', _segments, _rows, _keys.old,
         _keys.new),
       -- a statement within this one has made those of the new key
-      format('%sDELETE FROM %s AS s USING %s WHERE %s AND EXISTS (SELECT FROM %2$s AS s WHERE %5$s)', _check,
+      format('DELETE FROM %s AS s USING %s WHERE %s AND EXISTS (SELECT FROM %1$s AS s WHERE %4$s)',
         _segments, _rows, _keys.old, _keys.new),
-      format('%sUPDATE %s AS s SET %s, document_id = %s FROM %s WHERE %s', _check, _segments, _keys.set,
+      format('UPDATE %s AS s SET %s, document_id = %s FROM %s WHERE %s', _segments, _keys.set,
         _keys.document_id, _rows, _keys.old)] END;
 END
 $$;

@@ -49,8 +49,6 @@ _TOO_MANY = {
 #: parents are read: that of the documents, if it has no nulls, so that a batch does not put together later documents
 _FACTS = """
 SELECT json_build_object('relation', r.relation::oid::bigint, 'name', ml_rag._relation_name(r.relation),
-  'names', json_build_object(ml_rag._relation_name(r.relation), r.relation::oid::bigint,
-    ml_rag._relation_name(r.store), r.store::oid::bigint),
   'rows', ml_rag._indexed_rows(r.relation), 'store', ml_rag._indexed_rows(r.store),
   'options', r.options, 'key', r.key, 'store_key', r.store_key, 'key_types', r.key_types,
   'asks_model', ml_rag._asks_model(r.options ->> 'transform'), 'pending', ml_rag._pending_nodes(r),
@@ -281,8 +279,6 @@ class NodeGroups(Derived):
             text_hash, n = attempts.get(row["key"], (None, None))
             if row.get("error"):
                 row["attempts"] = 1 + ((n or 0) if text_hash == row["hash"] else 0)
-        # the nodes that were there can have been waited for
-        yield from call("_check_names(jsonb)", group["names"])
         written = yield from run(
             f"""
             WITH written AS (
@@ -305,7 +301,6 @@ class NodeGroups(Derived):
             parents=[{"key": parent["key"], "members": parent.get("members")} for parent in batch["parents"]],
         )  # fmt: skip
         if group["options"].get("merge"):
-            yield from call("_check_names(jsonb)", group["names"])
             yield from run(
                 f"WITH merged AS (UPDATE {group['store']} AS s SET segment_nodes = {group['merged']}"
                 f" WHERE ({of_store}) IN (SELECT {values} FROM json_array_elements_text($1 -> 'keys') AS u (key))"

@@ -46,9 +46,7 @@ class Table(Derived):
 
     def enter(self, step: str) -> Steps[None]:
         # The statements refer to tables by name: if one is renamed, another role can create a view of its name.
-        names = self._job["names"]
-        yield from call("_hold(oid[])", f"{{{','.join(names.values())}}}")
-        yield from call("_check_names(jsonb)", names)
+        yield from call("_hold_names(jsonb)", self._job["names"])
 
     def read(self) -> Steps[Batch | None]:
         if self._is_last:

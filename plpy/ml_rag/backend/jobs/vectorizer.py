@@ -210,8 +210,6 @@ class Vectorizer(Column):
     def _write_rows(self, statement: str, rows: list[_Row]) -> Steps[int]:
         if not rows:
             return 0
-        # a statement before, of the same transaction, can have waited
-        yield from call("_check_names(jsonb)", {self._part["name"]: self._part["oid"]})
         keys, numbers, texts, metadata, vectors = map(list, zip(*rows, strict=True))
         n: int = yield from run(
             f"WITH written AS ({statement} RETURNING 1) SELECT to_json(count(*)) FROM written",

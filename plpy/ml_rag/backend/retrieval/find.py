@@ -79,7 +79,7 @@ class Left(Exception):
 
 
 class Moved(Exception):
-    """Stores have other names by now, or are left out; its arguments: the stores to search."""
+    """Stores are read with other parts by now, or are left out; its arguments: the stores to search."""
 
 
 class Found(NamedTuple):
@@ -131,8 +131,11 @@ class Finder:
 
     def _embed_and_search(self, request: Request, question: str, stores: list[Store], vector: str | None) -> Found:
         embeds = vector is None and request.needs_embedding
-        has_paused = request.rewrites or request.is_partial  # for a model, for other servers
-        if embeds or has_paused or any(store.found == "trusted" for store in stores):
+        # for a model, for other servers
+        has_paused = request.rewrites or request.is_partial
+        # what one of several reads takes does not lead the next to another table
+        is_one_read = len(stores) == 1 and not any(arm.node_group for arm in request.arms)
+        if embeds or has_paused or not is_one_read or stores[0].found == "trusted":
             stores = self._hold(request, question, stores)
         else:
             # for the searches that follow in the same transaction, too
@@ -143,7 +146,7 @@ class Finder:
         enter = functools.partial(self._trace.enter, "embed")
         made = vectors.make(self._plpy, request, question, stores, vector, enter)
         self._trace.step("embed")
-        if embeds:
+        if embeds and self._context.has_moved():
             stores = self._hold(request, question, stores)
         left = self._of_dimensions(request, stores, made)
         while True:
@@ -164,8 +167,6 @@ class Finder:
                 pass
             except Left as e:
                 left = [store for store in left if store not in e.args]
-                if self._context.has_moved():
-                    left = self._of_dimensions(request, self._hold(request, question, self.as_named_now(left)), made)
             except Moved as e:
                 left = self._of_dimensions(request, list(e.args), made)
         warned = []
@@ -188,7 +189,7 @@ class Finder:
 
         def look_again() -> None:
             if self._context.has_moved():
-                now = self._hold(request, question, self.as_named_now(stores))
+                now = self._hold(request, question, stores)
                 if now != stores or search.has_moved():
                     raise Moved(*now)
 
@@ -223,7 +224,6 @@ class Finder:
             raise
         found = Found(row, sources, search, self._context.settings)
         if request.explains:
-            self._context.after_pause()
             # not within at_one_moment, where PostgreSQL allows no EXPLAIN
             self._explained = rights.now(self._plpy, lambda: explain.steps(self._context, found, self.failures))
         return found
@@ -294,8 +294,7 @@ class Finder:
         """Keep the stores from being dropped, renamed or altered until the end of the transaction, as ml_rag._hold.
 
         Returns them without those that the call does not name and that were given away since they were found: while a
-        lock was waited for, or a model or a function ran. It is called again after each such pause: locks keep neither
-        the owner of a schema from renaming it nor that of a table from making parts."""
+        lock was waited for, or a model or a function ran: locks do not keep the owner of a table from making parts."""
         former: dict[int, list[int]] | None = None
         for _ in range(_MOST_ROUNDS):
             held = self._hold_each(request, stores)
@@ -369,9 +368,7 @@ class Finder:
         return held
 
     def as_named_now(self, stores: list[Store]) -> list[Store]:
-        """The stores by the names that they have by now: a lock does not keep the owner of a schema from renaming it.
-
-        Raises the error of one that was dropped."""
+        """The stores by the names that they have once they are held. Raises the error of one that was dropped."""
         names = discovery.written(self._plpy, [store.relation for store in stores])
         if names == [store.table for store in stores]:
             return stores
@@ -471,7 +468,6 @@ class Finder:
 
     def _failure_of(self, search: Search, source: Source, i: int) -> dict[str, Any] | None:
         """Why a store cannot be searched by itself."""
-        self._context.after_pause()
         shape = search.shape._replace(told="")
         text = search.alone(_alone(search.values, i)).text([source], shape)
         failure = _run(self._plpy, "failure of", json.dumps(self.record(source.store)), text)[0]["failure"]

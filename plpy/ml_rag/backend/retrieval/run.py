@@ -418,7 +418,7 @@ class Retrieval:
         stores = [source.store for source in found.sources]
         is_named = any(store.found == "named" for store in stores)
         try:
-            now = self._finder.held(request, self._finder.as_named_now(stores))
+            now = self._finder.held(request, stores)
             if len(now) < len(stores):
                 raise Silent(self._finder.failures[-1])
             # the hits have passed the filters

@@ -205,8 +205,6 @@ class Search:
         self.facts: dict[tuple[str, str], dict[str, Any]] = {}
         #: how often the statement has been run
         self.reads = 0
-        #: whether something was read since the names of the stores were made
-        self._has_read = False
 
     # -- before the statement -----------------------------------------------------------------------------------------
 
@@ -230,15 +228,11 @@ class Search:
         return source._replace(condition=condition, filter=place)
 
     def has_moved(self) -> bool:
-        """Whether parts of stores, or their node groups, are others by now than they were looked up, or have other
-        names."""
-        for found in self._lookups.values():
-            if isinstance(found, NodeSearch) and not found.is_there():
-                return True
+        """Whether stores have other parts by now than they were looked up with."""
         return any(found["leaves"] != self._parts(store)["leaves"] for store, found in self._kinds.items())
 
     def read_now(self, source: Source, store: Store) -> Source:
-        """A source without its filter, read by the names that it has now."""
+        """A source without its filter, with the parts that it has now."""
         source = source._replace(store=store, condition="", leaves=None)
         return source if store.is_table else self._in_parts(source)
 
@@ -264,7 +258,6 @@ class Search:
             is_estimated = not arm.in_nodes and arm.kind.has_index and not (arm.kind == KEYWORD and store.is_secured)
             found = self._kinds.get(store)
             rows = found["rows"] if found and found["kind"] == "p" and not found["has_shards"] else None
-            self._look()
             self._filtered[store] = filters.of_store(
                 *(self._plpy, store, self._filters, "" if arm.in_nodes else arm.kind.stage, arm.candidates),
                 is_estimated=is_estimated,
@@ -367,7 +360,6 @@ class Search:
     def _look_up(self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int, lookup: Lookup) -> dict[str, Any]:
         """Ask the keyword index, and keep what it finds as parameters of the statement."""
         keyword, store = self._context.keyword(), source.store
-        self._look()
         while True:
             is_kept = store in _indexes
             index = self.index(store)
@@ -438,7 +430,6 @@ class Search:
         )
 
     def _find_nodes(self, inner: NodeSearch, place: int, i: int) -> None:
-        self._look()
         keys, scores = inner.find()
         self.values |= {f"keys_{place}_{i}": keys, f"scores_{place}_{i}": scores}
         self.values[f"candidates_{place}_{i}"] = inner.candidates
@@ -490,7 +481,6 @@ class Search:
         """The row of the statement, and how the stores were read in the end."""
         while True:
             self.reads += 1
-            self._look()
             ways = self.set(sources)[2:]
             reads_servers = any(map(self._reads_servers, sources))
             if reads_servers:
@@ -515,13 +505,6 @@ class Search:
             if not is_again:
                 return row, sources
             sources = [source._replace(searches=tuple(source.searches)) for source in again]
-
-    def _look(self) -> None:
-        """Look whether the stores still have their names, before they are read once more: what was read before can have
-        taken any time."""
-        if self._has_read:
-            self._context.after_pause()
-        self._has_read = True
 
     def alone(self, values: dict[str, Any]) -> Search:
         """The same with other parameters."""
@@ -657,7 +640,6 @@ class Search:
         if (own := self.vectors.own.get((1 + self.shape.arms.index(arm), None))) is not None:
             vectors.own[1, None] = own
         search = Search(self._context, request, self.question, vectors, {}, corpus)
-        search._has_read = True
         search._kinds, search._filtered = self._kinds, self._filtered
         search.values |= {name: value for name, value in self.values.items() if name.startswith("filter")}
         source, one = arm.kind.look_up(search, source, arm, asked, 1, 1)
@@ -705,7 +687,6 @@ class NodeSearch:
             shape=shape, arms=(self._asked._replace(node_group=None),), is_filtered=False, values={}
         )
         search = Search(outer._context, request, outer.question, Vectors(vector), {})
-        search._has_read = True
         source = Source(self._nodes)
         filtered = outer._filtered.get(self._source.store)
         if filtered is not None:
@@ -718,12 +699,6 @@ class NodeSearch:
             facts = search.facts.get((arm.name, self._nodes.vector_store), {})
             outer.facts[arm.name, self._source.store.vector_store] = facts
         return list(row["keys"]), list(row["scores"])
-
-    def is_there(self) -> bool:
-        """Whether the node group may be searched, by the name that it was found by."""
-        outer, store = self._outer, self._source.store
-        found = _run(outer._plpy, "nodes", store.relation, self._asked.node_group, store.found)
-        return bool(found) and discovery.written(outer._plpy, [self._nodes.relation]) == [self._nodes.table]
 
     def _filter(self, filtered: Filtered) -> Filtered:
         """A filter of the store as one of the nodes: of a document's nodes, where one of its segments passes."""

@@ -250,9 +250,7 @@ def _statements(schema: str) -> Statements:
 _names = Statements(
     {
         "written": (
-            f"SELECT ARRAY(SELECT {_NAME} FROM unnest($1) WITH ORDINALITY AS c (oid, place) ORDER BY c.place) AS names"
-            # first, as ml_rag._know_names
-            " FROM pg_get_object_address('role', ARRAY[current_user], '{}')",
+            f"SELECT ARRAY(SELECT {_NAME} FROM unnest($1) WITH ORDINALITY AS c (oid, place) ORDER BY c.place) AS names",
             "oid[]",
         ),
     }
