@@ -267,8 +267,9 @@ BEGIN
     -- also of the stores that each row searches
     'names', coalesce((SELECT jsonb_object_agg(format('%I.%I', n.nspname, c.relname), c.oid::text)
       FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-      WHERE ARRAY[format('%I.%I', n.nspname, c.relname), concat(n.nspname, '.', c.relname)]
-        && ml_rag._texts(ml_rag._layered(_parsed) -> 'vector_store')), '{}')
+      WHERE ml_rag._full_names(n.nspname, c.relname)
+        && ml_rag._texts(ml_rag._layered(_parsed) -> 'vector_store')
+        AND c.relkind IN ('r', 'p', 'f', 'v', 'm')), '{}')
       || jsonb_build_object(_in.relation, _input::oid::text, _out.relation, _output::oid::text),
     'count', concat('SELECT count(*) ', _missing),
     -- a batch of rows, after a key. A row that is too long comes without its texts, and the batch ends after

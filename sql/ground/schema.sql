@@ -31,6 +31,22 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT '@ML_RAG_VERSION@'::pg_catalog.text $$;
 COMMENT ON FUNCTION ml_rag.version() IS 'version of the SQL side of the extension';
 
+CREATE FUNCTION ml_rag._full_names(schema_name name, name name) RETURNS text[]
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+-- purpose: those names of a relation that can be of no other one, whatever schemas and tables somebody makes.
+-- The schema "a" could have its quotes in its name, too
+SELECT CASE WHEN schema_name ~ '^"|\.' OR name ~ '^"|\.' THEN ARRAY[format('%I.%I', schema_name, name)]
+  ELSE ARRAY[format('%I.%I', schema_name, name), concat(schema_name, '.', name)] END
+$$;
+
+CREATE FUNCTION ml_rag._names(schema_name name, name name) RETURNS text[]
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+-- purpose: all names by which a call finds a relation
+SELECT ARRAY[concat(schema_name, '.', name), name, format('%I.%I', schema_name, name), quote_ident(name)]
+$$;
+
 CREATE FUNCTION ml_rag._relation_name(relation regclass) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: a relation as it is written into a statement; 42P01 where it was dropped meanwhile

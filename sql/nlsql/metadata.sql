@@ -57,9 +57,8 @@ WITH askable AS MATERIALIZED (
   WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relispopulated AND NOT c.relispartition
     AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'ml_rag')
     AND ($1 IS NULL OR n.nspname = ANY ($1))
-    AND ($2 IS NULL OR $2 && ARRAY[concat(n.nspname, '.', c.relname), c.relname,
-      format('%I.%I', n.nspname, c.relname), quote_ident(c.relname)])
-    AND ($2 && ARRAY[concat(n.nspname, '.', c.relname), format('%I.%I', n.nspname, c.relname)]
+    AND ($2 IS NULL OR $2 && ml_rag._names(n.nspname, c.relname))
+    AND ($2 && ml_rag._full_names(n.nspname, c.relname)
       OR (c.relowner = ANY (_owners) OR $1 IS NOT NULL AND c.relowner = n.nspowner)
         AND ($1 IS NOT NULL OR n.nspowner = ANY (_owners))
         AND (c.xmax = '0' AND n.xmax = '0' OR 0 <> ALL (ml_rag._code_owners(ARRAY[c.oid])))
@@ -235,8 +234,7 @@ BEGIN
   INTO _tables FROM ml_rag._askable_tables(_schemas, named) AS t;
   SELECT n INTO _missing FROM unnest(named) AS n
   WHERE NOT EXISTS (SELECT FROM unnest(_tables.schemas, _tables.tables) AS t (schema_name, table_name)
-                    WHERE n IN (concat(t.schema_name, '.', t.table_name), t.table_name,
-                                format('%I.%I', t.schema_name, t.table_name), quote_ident(t.table_name)))
+                    WHERE n = ANY (ml_rag._names(t.schema_name, t.table_name)))
   LIMIT 1;
   IF _missing IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '42P01',

@@ -87,11 +87,7 @@ DECLARE
 BEGIN
   SELECT c.oid, c.relkind, c.relowner, c.relispopulated, n.nspname,
     format('%I.%I', n.nspname, c.relname) AS full_name,
-    ARRAY[concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
-          quote_ident(c.relname)] AS names,
-    ARRAY[format('%I.%I', n.nspname, c.relname), CASE WHEN n.nspname !~ '^"|\.' AND c.relname !~ '^"|\.'
-                                                      THEN
-                                                        concat(n.nspname, '.', c.relname) END] AS full_names
+    ml_rag._names(n.nspname, c.relname) AS names, ml_rag._full_names(n.nspname, c.relname) AS full_names
   INTO _relation
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _why_not.relation;
   IF ml_rag._texts(options -> 'exclude_vector_store') && _relation.names THEN
@@ -196,8 +192,7 @@ BEGIN
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
   WHERE c.relkind IN ('r', 'p', 'f', 'v', 'm') AND NOT pg_is_other_temp_schema(n.oid)
     AND has_schema_privilege(n.oid, 'USAGE')
-    AND _why_no_store.name IN (concat(n.nspname, '.', c.relname), c.relname,
-      format('%I.%I', n.nspname, c.relname), quote_ident(c.relname))
+    AND _why_no_store.name = ANY (ml_rag._names(n.nspname, c.relname))
   ORDER BY options -> 'schema' ? n.nspname DESC NULLS LAST, n.nspname LIMIT 1;
   IF _relation IS NULL THEN
     reason := 'No table or view of that name exists in a schema that the caller may use.';
@@ -305,8 +300,7 @@ BEGIN
     IF NOT EXISTS (
       SELECT FROM unnest(stores) AS s JOIN pg_class AS c ON c.oid = s.relation
       JOIN pg_namespace AS n ON n.oid = c.relnamespace
-      WHERE _name IN (concat(n.nspname, '.', c.relname), c.relname, format('%I.%I', n.nspname, c.relname),
-        quote_ident(c.relname)))
+      WHERE _name = ANY (ml_rag._names(n.nspname, c.relname)))
     THEN
       _why := ml_rag._why_no_store(_name, options);
       RAISE WARNING USING ERRCODE = '01000',

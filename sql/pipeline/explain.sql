@@ -63,8 +63,7 @@ BEGIN
     WHERE NOT EXISTS (
       SELECT FROM unnest(stores) AS s JOIN pg_class AS c ON c.oid = s.relation
       JOIN pg_namespace AS m ON m.oid = c.relnamespace
-      WHERE n.name IN (concat(m.nspname, '.', c.relname), c.relname, format('%I.%I', m.nspname, c.relname),
-                       quote_ident(c.relname)))
+      WHERE n.name = ANY (ml_rag._names(m.nspname, c.relname)))
       AND n.place <= _most;
   ELSE
     SELECT coalesce(jsonb_agg(jsonb_build_object('vector_store', f.vector_store, 'searched', false,

@@ -113,7 +113,8 @@ BEGIN
   END IF;
   FOR _round IN 1..10 LOOP
     _found := ARRAY(SELECT c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-      WHERE _hold_named.name IN (format('%I.%I', n.nspname, c.relname), concat(n.nspname, '.', c.relname))
+      WHERE _hold_named.name = ANY (ml_rag._full_names(n.nspname, c.relname))
+        AND c.relkind IN ('r', 'p', 'f', 'v', 'm')
       ORDER BY c.oid);
     IF _found = _held THEN
       RETURN true;

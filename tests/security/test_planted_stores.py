@@ -9,6 +9,7 @@ import pytest
 from psycopg import sql
 
 from support.cluster import Connection, Database, noticed, value_of
+from support.schema import SqlModel
 from support.stores import answer, as_text, create_store, error, fake_embedding, marker, names, retrieve
 
 STORE = "(segment text, segment_embedding vector(3), document_name text, document_id bigint, segment_number integer)"
@@ -143,6 +144,58 @@ def test_a_quoted_name_is_that_of_one_relation(db: Database, owner: Connection, 
     document = retrieve(owner, (1, 0, 0), vector_store=['"My docs".good'])
     assert [c["segment"] for c in document["citations"]] == ["good"]
     assert said == []
+
+
+@pytest.fixture
+def quoted(db: Database, owner: Connection, model: SqlModel) -> Connection:
+    """Store "Kb".docs; somebody else has made a view docs in a schema whose name has the quotes."""
+    create_store(owner, "docs", [("g", 1, 1, "good", fake_embedding("good"))], "vector(16)")
+    owner.execute('CREATE SCHEMA "Kb"; ALTER TABLE docs SET SCHEMA "Kb"; GRANT USAGE ON SCHEMA "Kb" TO PUBLIC')
+    owner.execute(f"GRANT CREATE ON DATABASE {db.name} TO {db.role('tenant')}")
+    tenant = db.connect("tenant")
+    tenant.execute(
+        'CREATE SCHEMA """Kb"""; SET search_path = """Kb""", pg_catalog; GRANT USAGE ON SCHEMA """Kb""" TO PUBLIC;'
+        "CREATE FUNCTION evil() RETURNS boolean LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN true; END $$;"
+        'CREATE VIEW docs AS SELECT 666 AS id, \'planted\' AS segment WHERE """Kb""".evil();'
+        "GRANT SELECT ON docs TO PUBLIC; COMMENT ON VIEW docs IS 'all docs: how many docs are there?'"
+    )
+    return tenant
+
+
+@pytest.mark.parametrize("table", ['"Kb".docs', {"schema_name": "Kb", "table_name": "docs"}])
+@pytest.mark.parametrize("role", [None, "asker"])
+def test_a_question_about_a_table_whose_name_needs_quotes_is_answered_from_that_one(
+    db: Database, quoted: Connection, model: SqlModel, role: str | None, table: Any
+) -> None:
+    caller = db.connect(role)
+    said = noticed(caller)
+    model.writes("SELECT count(*) FROM docs")
+    options = {"tables": [table], "execute": True, "model_id": "fake-generate"}
+    found = value_of(caller, "SELECT ml_nl_sql('How many docs are there?', %s)", [json.dumps(options)])
+    assert found["tables"] == ['"Kb".docs']
+    assert not any("ran as" in message for message in said), said
+
+
+@pytest.mark.parametrize("role", [None, "asker"])
+def test_a_store_whose_name_needs_quotes_waits_for_no_other_one(
+    db: Database, owner: Connection, quoted: Connection, role: str | None
+) -> None:
+    owner.execute("CREATE TABLE questions AS SELECT 'good'::text AS question, true AS answerable, 1 AS id")
+    owner.execute("ALTER TABLE questions ADD PRIMARY KEY (id); GRANT SELECT ON questions TO PUBLIC")
+    owner.execute(f"CREATE SCHEMA results; GRANT ALL ON SCHEMA results TO {db.role('asker')}")
+    options = json.dumps({"vector_store": ['"Kb".docs'], "skip_generate": True})
+    owner.execute("SELECT ml_rag.create_preset('kept', %s)", [options])
+    caller = db.connect(role)
+    caller.execute("SET statement_timeout = '5s'")
+    with quoted.transaction():
+        quoted.execute("LOCK TABLE docs IN ACCESS EXCLUSIVE MODE")
+        caller.execute(
+            "SELECT ml_rag_evaluate('SELECT id, question FROM questions', %s)", [f'{{"options": {options}}}']
+        )
+        caller.execute("SELECT ml_rag_answer('good', '{\"preset\": \"kept\"}')")
+        caller.execute("CALL ml_rag_table('public.questions.question', 'results.answers.answer', %s)", [options])
+    assert value_of(caller, "SELECT answer #>> '{citations,0,segment}' FROM results.answers") == "good"
 
 
 def test_an_ordinary_table_of_another_role_must_be_named(db: Database, attacker: Connection) -> None:
