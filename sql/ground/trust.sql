@@ -29,6 +29,13 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._is_superuser_now(role oid) RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+-- purpose: whether a role is a superuser, or may set what else only superusers may, as it is now
+-- pg_roles tells it of the snapshot, which can be as old as the transaction.
+SELECT has_parameter_privilege(role, 'zero_damaged_pages', 'SET')
+$$;
+
 CREATE FUNCTION ml_rag._is_member(role oid, groups oid[], granted_by_superuser boolean) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 -- purpose: whether a role is one of the groups or a member of one, if asked for by nothing but grants of
@@ -39,7 +46,8 @@ BEGIN
     WITH RECURSIVE held AS (
       SELECT role AS oid
       UNION SELECT m.roleid FROM held AS h JOIN pg_auth_members AS m ON m.member = h.oid
-      WHERE NOT granted_by_superuser OR (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = m.grantor)
+      WHERE (NOT granted_by_superuser OR ml_rag._is_superuser_now(m.grantor)
+          AND (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = m.grantor))
         -- from PostgreSQL 16 on the role that creates another may grant it, without INHERIT and SET
         AND coalesce((to_jsonb(m) ->> 'inherit_option')::boolean OR (to_jsonb(m) ->> 'set_option')::boolean,
           true)
@@ -58,7 +66,8 @@ LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- granted does not count: that role need not have asked. Nor does one that only grants privileges, of
 -- ml_rag_user, ml_rag_loader or a predefined role: any other member can give such a role what it has made.
 DECLARE
-  _database_owner oid := (SELECT d.datdba FROM pg_database AS d WHERE d.datname = current_database());
+  _database_owner oid := (SELECT d.datdba FROM pg_database AS d WHERE d.datname = current_database()
+    AND pg_has_role(d.datdba, 'pg_database_owner', 'MEMBER'));  -- it is that now, too
   _is_superuser boolean;
 BEGIN
   role := coalesce(role, quote_ident(current_user)::regrole);
@@ -69,9 +78,9 @@ BEGIN
     RETURN true;
   END IF;
   _is_superuser := (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = owner);
-  IF _is_superuser THEN
+  IF _is_superuser AND ml_rag._is_superuser_now(owner) THEN
     RETURN true;
-  ELSIF _is_superuser IS NULL OR (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = role) THEN
+  ELSIF _is_superuser IS NULL OR ml_rag._is_superuser_now(role) THEN
     RETURN false;
   END IF;
   RETURN owner = _database_owner

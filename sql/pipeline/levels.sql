@@ -196,7 +196,7 @@ BEGIN
         HINT = 'SELECT * FROM ml_rag.preset lists the presets; ml_rag.create_preset makes one.';
     END IF;
     PERFORM ml_rag._check_named(level, given, $1)
-    FROM pg_roles AS r WHERE r.rolname = current_user AND r.rolsuper;
+    WHERE ml_rag._is_superuser_now(quote_ident(current_user)::regrole);
     RETURN NEXT;
   END IF;
 END

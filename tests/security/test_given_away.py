@@ -157,20 +157,49 @@ def test_a_transaction_with_an_older_snapshot(
     assert not any("ran as" in message for message in said), said
 
 
-def test_a_publisher_that_is_none_any_more_in_such_a_transaction(
-    db: Database, owner: Connection, getter: Connection
+#: what makes a role trusted, and what ends it
+LOST = {
+    "a publisher": ("GRANT ml_rag_publisher TO {tenant}", "REVOKE ml_rag_publisher FROM {tenant}"),
+    "a superuser": ("ALTER ROLE {tenant} SUPERUSER", "ALTER ROLE {tenant} NOSUPERUSER"),
+    "the owner of the database": ("ALTER DATABASE {name} OWNER TO {tenant}", "ALTER DATABASE {name} OWNER TO {me}"),
+    "whom superusers do not trust": ("GRANT ml_rag_publisher TO {tenant}", "ALTER ROLE {asker} SUPERUSER"),
+}
+
+
+@pytest.mark.parametrize("why", LOST)
+def test_a_role_that_is_not_trusted_any_more_in_such_a_transaction(
+    db: Database, owner: Connection, getter: Connection, why: str
 ) -> None:
-    tenant = sql.Identifier(db.role("tenant"))
-    owner.execute(sql.SQL("GRANT ml_rag_publisher TO {}").format(tenant))
-    owner.execute(given(db))
-    asker = db.connect("asker")
-    said = noticed(asker)
-    assert len(search(asker, "zebra", {"query_embedding": NEAR})) == 2
-    asker.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM pg_class LIMIT 1")
-    owner.execute(sql.SQL("REVOKE ml_rag_publisher FROM {}").format(tenant))
-    plant(getter, "a policy")
-    assert [row[1] for row in search(asker, "zebra", {"query_embedding": NEAR})] == ["public.kept"]
-    assert not any("ran as" in message for message in said), said
+    roles = {name: sql.Identifier(db.role(name)) for name in ("tenant", "asker")}
+    names = {**roles, "name": sql.Identifier(db.name), "me": sql.Identifier(owner.info.user)}
+    begin, end = (sql.SQL(statement).format(**names) for statement in LOST[why])
+    owner.execute(begin)
+    try:
+        getter.execute("CREATE FUNCTION own.other() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RETURN true; END $$")
+        getter.execute(
+            "CREATE VIEW own.seen AS SELECT * FROM kept WHERE own.other(); GRANT SELECT ON own.seen TO PUBLIC"
+        )
+        getter.execute("COMMENT ON COLUMN own.seen.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'")
+        asker = db.connect("asker")
+        said = noticed(asker)
+        assert len(search(asker, "zebra", {"query_embedding": NEAR})) == 3
+        asker.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM pg_class LIMIT 1")
+        owner.execute(end)
+        getter.execute(
+            "CREATE OR REPLACE FUNCTION own.other() RETURNS boolean LANGUAGE plpgsql AS"
+            " $$ BEGIN RETURN own.evil(1); END $$"
+        )
+        with contextlib.suppress(psycopg.errors.NoDataFound):  # with the database goes the owner of schema public
+            assert "own.seen" not in {row[1] for row in search(asker, "zebra", {"query_embedding": NEAR})}
+        assert not any("ran as" in message for message in said), said
+    finally:
+        for statement in (
+            "ALTER ROLE {tenant} NOSUPERUSER",
+            "ALTER ROLE {asker} NOSUPERUSER",
+            "REVOKE ml_rag_publisher FROM {tenant}",
+            "ALTER DATABASE {name} OWNER TO {me}",
+        ):
+            owner.execute(sql.SQL(statement).format(**names))
 
 
 @pytest.mark.parametrize("role", ["asker", None])
