@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+import time
 from typing import Any
 
 import psycopg
@@ -12,6 +13,7 @@ import pytest
 
 from support.cluster import Connection, Database
 from support.models_server import ModelsServer
+from support.processes import over_and_over
 from support.vectorizers import assert_in_step, assert_segments_in_step, create, failures, run
 
 WORDS = ["lamp", "tent", "rope", "hat", "kettle", "jug", "bed", "!nan", " ", None]
@@ -106,3 +108,48 @@ def test_whatever_happens_to_a_table_it_is_in_step_after_a_run(
     models.requests.clear()
     assert run(owner)["embedded"] == 0
     assert models.requests == []
+
+
+def test_no_row_gets_the_segments_of_another_that_has_its_former_place(
+    db: Database, owner: Connection, models: ModelsServer
+) -> None:
+    """VACUUM makes places free between two transactions of a run, and rows of the same texts take them."""
+    owner.execute("CREATE TABLE items (id integer PRIMARY KEY, name text)")
+    create(owner, columns="{name}", destination="table", keyword_search=False)
+    owner.execute("INSERT INTO items SELECT i, 'lamp' FROM generate_series(0, 8) AS i")
+    sessions = [db.connect() for _ in range(3)]
+    rng = random.Random(0)
+
+    def change() -> None:
+        with contextlib.suppress(psycopg.Error):
+            sessions[0].execute(
+                "UPDATE items SET name = CASE name WHEN 'lamp' THEN 'rope' ELSE 'lamp' END WHERE id = %s",
+                (rng.randrange(6),),
+            )
+            sessions[0].execute("DELETE FROM items WHERE id = %s", (rng.randrange(6, 9),))
+            sessions[0].execute(
+                "INSERT INTO items VALUES (%s, %s) ON CONFLICT DO NOTHING",
+                (rng.randrange(6, 9), rng.choice(("lamp", "rope"))),
+            )
+
+    def read() -> None:
+        with contextlib.suppress(psycopg.Error):
+            run(sessions[2])
+
+    with (
+        over_and_over(change),
+        over_and_over(lambda: sessions[1].execute("VACUUM items_segments")),
+        over_and_over(read),
+    ):
+        until = time.monotonic() + 8
+        while time.monotonic() < until:
+            other = owner.execute(
+                "SELECT t.name, s.segment FROM items AS t JOIN items_segments AS s ON s.source_id = t.id"
+                " WHERE s.segment <> t.name"
+            ).fetchall()
+            assert other == []
+    run(owner)
+    assert owner.execute(
+        "SELECT count(*) FROM items AS t FULL JOIN items_segments AS s ON s.source_id = t.id"
+        " WHERE s.segment IS DISTINCT FROM t.name"
+    ).fetchone() == (0,)

@@ -186,10 +186,13 @@ class Vectorizer(Column):
         free = yield from run(
             "SELECT coalesce(json_agg(f.n), '[]') FROM (SELECT u.n"
             " FROM ROWS FROM (json_array_elements_text($1 -> 'places'), json_array_elements_text($1 -> 'texts'),"
-            f" json_array_elements_text($1 -> 'of')) AS u (place, text, n) JOIN ONLY {table} AS t"
-            ' ON t.ctid = u.place::tid WHERE t.segment_embedding IS NULL AND t.segment COLLATE "C" = u.text'
+            " json_array_elements_text($1 -> 'keys'), json_array_elements_text($1 -> 'of')) AS u (place, text, key, n)"
+            f" JOIN ONLY {table} AS t ON t.ctid = u.place::tid"
+            # after a VACUUM another row can have the place, and the same text
+            f" WHERE t.segment_embedding IS NULL AND t.segment COLLATE \"C\" = u.text AND {self._has_key('t', 'u.key')}"
             " FOR NO KEY UPDATE OF t SKIP LOCKED) AS f",
-            places=[batch["places"][i] for i in made], texts=[batch["texts"][i] for i in made], of=[*made],
+            places=[batch["places"][i] for i in made], texts=[batch["texts"][i] for i in made],
+            keys=[batch["keys"][i] for i in made], of=[*made],
         )  # fmt: skip
         # the row itself last: until then it is all that it was
         firsts: list[_Row] = []
