@@ -80,8 +80,6 @@ DECLARE
   _of_row text;
   _values text;
   _is_row text;
-  _last text;
-  _after text;
   _missing text;
   _error text;
   _insert text;
@@ -247,12 +245,6 @@ BEGIN
   _values := (SELECT string_agg(format('$1[%s]::%s', i, t), ', ' ORDER BY i)
     FROM unnest(_key_types) WITH ORDINALITY AS u (t, i));
   _is_row := format('(%s) = (%s)', _columns, _values);
-  _last := replace(_values, '$1', '(($1 ->> ''last'')::text[])');
-  -- the order of an extension's type has no operator here, but records go by it
-  _after := CASE WHEN EXISTS (SELECT FROM unnest(_key_types) AS t WHERE strpos(t, '.') > 0)
-    THEN concat('ROW(', (SELECT string_agg(format('t.%I::%s', k, t), ', ' ORDER BY i)
-      FROM unnest(_key, _key_types) WITH ORDINALITY AS u (k, t, i)), ')::record > ROW(', _last, ')::record')
-    ELSE format('(%s) > (%s)', _of_row, _last) END;
   -- an error takes no result's place
   IF _model IS NULL OR _details IS NOT NULL THEN
     _error := format('UPDATE %s SET %I = $2::%s WHERE %s AND %s', _out.relation,
@@ -272,21 +264,23 @@ BEGIN
         AND c.relkind IN ('r', 'p', 'f', 'v', 'm')), '{}')
       || jsonb_build_object(_in.relation, _input::oid::text, _out.relation, _output::oid::text),
     'count', concat('SELECT count(*) ', _missing),
-    -- a batch of rows, after a key. A row that is too long comes without its texts, and the batch ends after
-    -- "most" bytes: roles that write into the table cannot fill the memory of the session that calls
-    'read', format('SELECT json_agg(json_build_object(''key'', r.key, ''bytes'', r.bytes, ''size'', r.size,'
+    'key', _key, 'key_types', _key_types,
+    -- a batch of rows t, of which more conditions stand between the two. A row that is too long comes without
+    -- its texts, and the batch ends after "most" bytes: roles that write into the table cannot fill the
+    -- memory of the session that calls
+    'read', ARRAY[format(
+      'SELECT json_agg(json_build_object(''key'', r.key, ''bytes'', r.bytes, ''size'', r.size,'
       ' ''input'', CASE WHEN r.bytes <= 10000000 THEN r.input END,'
       ' ''extra'', CASE WHEN r.bytes <= 10000000 THEN r.extra END) ORDER BY r.place)'
       ' FROM (SELECT r.*, sum(r.size) OVER (ORDER BY r.place) - r.size AS former'
       ' FROM (SELECT r.*, r.bytes + octet_length(r.key::text) AS size FROM ('
       'SELECT r.*, octet_length(r.input) + coalesce(octet_length(r.extra), 0) AS bytes FROM ('
       'SELECT %s AS key, t.%I::text AS input, %s AS extra,'
-      ' row_number() OVER (ORDER BY %5$s) AS place %4$s AND ($1 ->> ''last'' IS NULL OR %6$s)'
-      ' ORDER BY place LIMIT ($1 ->> ''size'')::integer) AS r) AS r) AS r) AS r'
-      ' WHERE r.former <= ($1 ->> ''most'')::bigint',
+      ' row_number() OVER (ORDER BY %5$s) AS place %4$s',
       ml_rag._key_text('t', _key), _in.column_name,
-      CASE WHEN _extra IS NULL THEN 'NULL::text' ELSE format('t.%I::text', _extra) END,
-      _missing, _of_row, _after),
+      CASE WHEN _extra IS NULL THEN 'NULL::text' ELSE format('t.%I::text', _extra) END, _missing, _of_row),
+      ' ORDER BY place LIMIT ($1 ->> ''size'')::integer) AS r) AS r) AS r) AS r'
+      ' WHERE r.former <= ($1 ->> ''most'')::bigint'],
     'update', format('UPDATE %s SET %I = $2::%s%s WHERE %s', _out.relation, _out.column_name, _type,
       ', ' || quote_ident(_details) || ' = NULL', _is_row)
       -- a text that was changed meanwhile waits for the next call

@@ -179,6 +179,8 @@ def test_a_statement_that_writes_many_partitions(owner: Connection, models: Mode
         ("ltree", "id ltree PRIMARY KEY", "text2ltree('a.' || i)"),
         ("ltree", "tenant integer, id ltree, PRIMARY KEY (id, tenant)", "1, text2ltree('a.' || i)"),
         ("citext", "id citext PRIMARY KEY", "'A' || i"),
+        ("citext", 'id citext COLLATE "C" PRIMARY KEY', "'A' || i"),
+        ("citext", 'id citext, code text COLLATE "C", PRIMARY KEY (code, id)', "'A' || i, 'c'"),
         ("citext", "id email PRIMARY KEY", "'A' || i"),
         ("citext", "id email, tenant whole, PRIMARY KEY (tenant, id)", "'A' || i, 1"),
     ],

@@ -68,12 +68,14 @@ def later(alias: str, key: Sequence[str], types: Sequence[str]) -> str:
 
     The order of an extension's type has no operator here; records go by it, without the index.
     """
-    values = ", ".join(f"(($1 ->> 'after')::text[])[{i}]::{kind}" for i, kind in enumerate(types, 1))
-    if any("." in kind for kind in types):
-        columns = ", ".join(f"{alias}.{identifier(name)}::{kind}" for name, kind in zip(key, types, strict=True))
-        return f"ROW({columns})::record > ROW({values})::record"
-    columns = ", ".join(f"{alias}.{identifier(name)}" for name in key)
-    return f"ROW({columns}) > ROW({values})"
+    values = [f"(($1 ->> 'after')::text[])[{i}]::{kind}" for i, kind in enumerate(types, 1)]
+    columns = [f"{alias}.{identifier(name)}" for name in key]
+    if not any("." in kind for kind in types):
+        return f"ROW({', '.join(columns)}) > ROW({', '.join(values)})"
+    columns = [f"{column}::{kind}" for column, kind in zip(columns, types, strict=True)]
+    # none is null: of these, a value has the collation of its column
+    values = [f"coalesce({value}, {column})" for value, column in zip(values, columns, strict=True)]
+    return f"ROW({', '.join(columns)})::record > ROW({', '.join(values)})::record"
 
 
 def array(name: str, type_name: str = "text") -> str:

@@ -7,7 +7,18 @@ import re
 from typing import Any
 
 from ml_rag.backend import calls, embed
-from ml_rag.backend.jobs.loop import MOST_BYTES, Batch, Derived, Session, Statement, Steps, call, function, run
+from ml_rag.backend.jobs.loop import (
+    MOST_BYTES,
+    Batch,
+    Derived,
+    Session,
+    Statement,
+    Steps,
+    call,
+    function,
+    later,
+    run,
+)
 from ml_rag.errors import MlRagError
 
 _PHASES = {"ml_rag_table": "answering", "ml_generate_table": "generating", "ml_embed_table": "embedding"}
@@ -52,7 +63,9 @@ class Table(Derived):
         if self._is_last:
             return None
         size = self._job["batch_size"]
-        rows = (yield from run(self._job["read"], last=self._last, size=size, most=MOST_BYTES)) or []
+        begin, end = self._job["read"]
+        after = "" if self._last is None else f" AND {later('t', self._job['key'], self._job['key_types'])}"
+        rows = (yield from run(begin + after + end, after=self._last, size=size, most=MOST_BYTES)) or []
         self._is_last = len(rows) < size and sum(row["size"] for row in rows) <= MOST_BYTES
         self.tell(self._phase)
         return {"rows": rows} if rows else None
