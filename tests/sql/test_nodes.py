@@ -1109,6 +1109,26 @@ def test_no_row_that_another_transaction_changes_is_waited_for(db: Database, sto
     assert nodes(store, "sentences")[2, 1] == ["Swans are heavy.", "Ducks swim.", "Coots dive."]
 
 
+def test_a_group_that_is_made_anew_meanwhile_gets_no_nodes_of_the_former_one(
+    db: Database, store: Connection, models: ModelsServer
+) -> None:
+    create(store, "parts", transform="sentence")
+    insert(store, "docs", rows({(3, 1): "Coots are black. Rails hide."}))
+    other = db.connect()
+
+    def make_anew() -> None:
+        other.execute("SELECT ml_rag.drop_node_group('docs', 'parts')")
+        with error("55006", "is being filled by another session"):
+            create(other, "parts", transform="paragraph", embed=False)
+
+    models.before[len(models.requests)] = make_anew
+    with error("55000", 'node group "parts"', "was dropped and created again"):
+        refresh(store)
+    assert nodes(store, "parts") == {}
+    assert refresh(store)["parents"] == 4
+    assert nodes(store, "parts")[3, 1] == ["Coots are black. Rails hide."]
+
+
 @pytest.mark.parametrize("parent", ["segment", "document"])
 def test_a_row_that_takes_the_key_of_another_meanwhile_has_none_of_its_nodes(
     db: Database, store: Connection, tenant: Connection, parent: str

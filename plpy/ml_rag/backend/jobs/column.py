@@ -28,7 +28,7 @@ JOIN pg_catalog.pg_locks AS l ON l.pid = pg_catalog.pg_backend_pid() AND l.lockt
 
 
 class CreatedAgain(MlRagError):
-    """The column was dropped, and created again for another model, or another way to split texts."""
+    """What is filled was dropped, and created again for another model, or another way to make it."""
 
     sqlstate = "55000"
 

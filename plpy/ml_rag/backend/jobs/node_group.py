@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from ml_rag.backend.jobs import vectors
+from ml_rag.backend.jobs.column import CreatedAgain
 from ml_rag.backend.jobs.loop import (
     COMMIT,
     MOST_BYTES,
@@ -125,9 +126,12 @@ class NodeGroups(Derived):
                 store=self._store, owner=self._owner,
             )  # fmt: skip
             yield from self._lock()
-            if self._group is not None:
+            if (group := self._group) is not None:
                 # tables can have been renamed, and others have their names
                 yield from self._look_up()
+                if any(group[key] != self._group[key] for key in ("relation", "options")):
+                    name = f'node group "{self._names[0]}" of "{self._relation}"'
+                    raise CreatedAgain(f"{name} was dropped and created again during the call", hint="Call again.")
         if self._names:
             self._say({"make": "generate", "finish": "index"}.get(step, "read"))
 
