@@ -169,7 +169,7 @@ DECLARE
   _table text;
 BEGIN
   SELECT n.nspname, ml_rag._derived_name(c.relname, '_segments') AS name, c.relkind,
-    c.relowner::regrole AS owner, c.relacl INTO _source
+    c.relowner::regrole AS owner, c.relpersistence, c.relacl INTO _source
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation;
   _name := format('%I.%I', _source.nspname, _source.name);
   IF _source.relkind = 'p' OR EXISTS (
@@ -190,10 +190,11 @@ BEGIN
       HINT = format('Rename the table: ALTER TABLE %s RENAME TO …; '
         'or drop it if nothing needs it.', _name);
   END IF;
-  EXECUTE format('CREATE TABLE %s (%s, document_id bigint NOT NULL, document_name text NOT NULL,'
+  EXECUTE format('CREATE %s TABLE %s (%s, document_id bigint NOT NULL, document_name text NOT NULL,'
     ' metadata jsonb NOT NULL DEFAULT ''{}'', segment_number integer NOT NULL, segment text, text_hash '
     'bigint NOT NULL,'
-    ' segment_embedding %s, PRIMARY KEY (%s, segment_number))', _name,
+    ' segment_embedding %s, PRIMARY KEY (%s, segment_number))',
+    CASE _source.relpersistence WHEN 'u' THEN 'UNLOGGED' END, _name,
     (SELECT string_agg(format('%I %s NOT NULL', ('source_' || u.k)::name, u.type), ', ' ORDER BY u.place)
      FROM unnest(_key.key, _key.types) WITH ORDINALITY AS u (k, type, place)), type, _columns);
   EXECUTE format('ALTER TABLE %s OWNER TO %s', _name, _source.owner);

@@ -675,3 +675,11 @@ def test_headings_are_embedded_before_the_text_where_it_is_asked_for(owner: Conn
         assert vector == pytest.approx(fake_embedding(path + segment), abs=1e-6)
     assert "Use it outdoors only." in found[-1][0]
     assert (found[-1][2] == pytest.approx(fake_embedding(found[-1][0]), abs=1e-6)) == (context == "none")
+
+
+def test_segments_of_a_table_that_a_crash_empties_are_gone_with_its_rows(
+    owner: Connection, models: ModelsServer
+) -> None:
+    owner.execute(f"{NOTES.replace('TABLE', 'UNLOGGED TABLE')}; INSERT INTO notes VALUES (1, 'one', 'glass', 5)")
+    create(owner, "notes", "{body}", destination="table")
+    assert owner.execute("SELECT relpersistence FROM pg_class WHERE relname = 'notes_segments'").fetchone() == ("u",)
