@@ -4,12 +4,12 @@
 -- a row trigger empties where the text changes, or a table of segments beside it (vectorizer/segments).
 -- vectorizer/queue says what waits.
 
-CREATE FUNCTION ml_rag._check_vectorizer_columns(relation regclass) RETURNS void
+CREATE FUNCTION ml_rag._check_vectorizer_columns(relation regclass, destination text) RETURNS void
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
--- purpose: that a vectorizer can be made: there is none, and its columns are free, or those of one that is
--- gone
+-- purpose: that a vectorizer can be made: there is none, its columns are free, or those of one that is gone,
+-- and searches read no other vectors
 DECLARE
-  _column name;
+  _column name := ml_rag._default_column(relation);
 BEGIN
   IF ml_rag._has_vectorizer(relation) THEN
     RAISE EXCEPTION USING ERRCODE = '42710',
@@ -18,6 +18,12 @@ BEGIN
   END IF;
   IF ml_rag._has_texts(relation) THEN
     RETURN;
+  ELSIF destination = 'column' AND _column <> 'segment_embedding' THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('table "%s" has vectors already', relation),
+      DETAIL = format('Searches read those of column %I, as its comment says, and would not find what a '
+        'vectorizer embeds.', _column),
+      HINT = format('First: COMMENT ON COLUMN %s.%I IS NULL; or choose "destination": "table".', relation,
+        _column);
   END IF;
   SELECT a.attname INTO _column FROM pg_attribute AS a
   WHERE a.attrelid = relation AND a.attname IN ('segment', 'document_name', 'segment_embedding')
@@ -96,7 +102,7 @@ BEGIN
     WHEN _options ->> 'destination' = 'table' THEN
       'the policy of a table of segments reads its source, which a shard cannot.'
     WHEN _options ->> 'mode' = 'immediate' THEN 'its triggers run on workers, and the queue is here.' END);
-  PERFORM ml_rag._check_vectorizer_columns(relation);
+  PERFORM ml_rag._check_vectorizer_columns(relation, _options ->> 'destination');
   _key := (ml_rag._primary_key(relation)).key;
   _has_integer_key := cardinality(_key) = 1 AND EXISTS (SELECT FROM pg_attribute AS a
     WHERE a.attrelid = relation AND a.attname = _key[1]
@@ -125,7 +131,7 @@ BEGIN
   END IF;
 
   PERFORM ml_rag._lock_table(relation, 'ACCESS EXCLUSIVE');
-  PERFORM ml_rag._check_vectorizer_columns(relation);
+  PERFORM ml_rag._check_vectorizer_columns(relation, _options ->> 'destination');
   _is_former := ml_rag._has_texts(relation);
   IF _options ->> 'destination' = 'table' THEN
     _store := ml_rag._segment_table(relation);
@@ -211,8 +217,8 @@ have changed since are embedded again.
 options: SELECT * FROM ml_rag.option WHERE routine IN ('create_vectorizer', 'index').
 Errors: 22023 bad option, no such column, a type whose text depends on settings; 25006 read-only; 42701 a
 column of that name, or those of a former vectorizer with other options; 42710 it has a vectorizer; 42P01;
-42501; 54000 a key that is too long; 55000 no primary key, or a table or isolation level that it cannot do;
-55P03 lock_timeout; 08006; 53300; 57014; 38000.$$;
+42501; 54000 a key that is too long; 55000 no primary key, vectors that searches read already, or a table or
+isolation level that it cannot do; 55P03 lock_timeout; 08006; 53300; 57014; 38000.$$;
 
 CREATE FUNCTION ml_rag.drop_vectorizer(relation regclass, options jsonb DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE

@@ -464,6 +464,20 @@ def test_a_further_embedding_of_an_adopted_table(db: Database, owner: Connection
     assert store == ("embedding", "content")
 
 
+def test_a_vectorizer_of_an_adopted_table(db: Database, owner: Connection, asker: Connection) -> None:
+    """Searches would read the adopted column still."""
+    name = make(owner, "columns by their names")
+    adopt(owner, name, embed_model_id="fake-embed")
+    create = "SELECT ml_rag.create_vectorizer('documents', %s)"
+    with error("55000", "has vectors already", "column embedding") as caught:
+        owner.execute(create, ('{"columns": ["content"]}',))
+    assert "COMMENT ON COLUMN public.documents.embedding IS NULL" in caught.hint
+    owner.execute("COMMENT ON COLUMN documents.embedding IS NULL")
+    owner.execute(create, ('{"columns": ["content"]}',))
+    owner.execute("CALL ml_rag.run_vectorizer('documents')")
+    assert search(asker, TEXTS[2])[0][5] == TEXTS[2]
+
+
 def test_words_of_an_adopted_table(db: Database, owner: Connection, asker: Connection) -> None:
     name = make(owner, "columns by their names")
     adopt(owner, name, embed_model_id="fake-embed")
