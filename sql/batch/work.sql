@@ -124,11 +124,12 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._hold_filled(held oid[], checked oid[], store regclass, owner oid,
-  with_parts boolean) RETURNS void
+  with_parts boolean, is_judged boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: tables that a job reads and fills are what and whose they were, until the end of the transaction;
 -- a table that was given away since the job began has triggers of another role now, and so has a part of it
--- whose owner is not trusted. with_parts: all parts of them are read or filled  Reads: the catalog
+-- whose owner is not trusted. with_parts: all parts of them are read or filled. is_judged: the owner must be
+-- trusted, too, as the caller has not named the table  Reads: the catalog
 -- Errors: 42P01, 42501, 55000
 DECLARE
   _owner oid;
@@ -145,6 +146,10 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('table "%s" has another owner by now', store),
       DETAIL = format('It was given to role %s during the run.', quote_ident(pg_get_userbyid(_owner))),
       HINT = 'Call again, if you trust that role.';
+  ELSIF is_judged AND NOT ml_rag._trusts(_owner) THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('table "%s" is not trusted any more', store),
+      DETAIL = format('Its owner is role %s, which you do not trust.', quote_ident(pg_get_userbyid(_owner))),
+      HINT = 'Call by its name what fills it, if you trust that role.';
   END IF;
   SELECT c.oid::regclass AS part, c.relowner INTO _found FROM pg_class AS c
   WHERE c.oid = ANY (held || ml_rag._parts(store)) AND c.relowner <> owner

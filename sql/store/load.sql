@@ -145,13 +145,15 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._begin_load(uri text, options jsonb, path name[], former oid) RETURNS jsonb
+CREATE FUNCTION ml_rag._begin_load(uri text, options jsonb, path name[], former jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: check everything before the first file, make the store where there is none, return the job
--- former: the store of the URI before, which this one goes into; its name may lead to another by now
+-- former: the job of the URI before, into whose store this one goes
 DECLARE
   _options jsonb := ml_rag._with_dimensions(ml_rag._parse_load_options('vector_store_load', options));
   _model text := _options ->> 'embed_model_id';
+  -- a store that the call does not name must be trusted
+  _is_judged boolean := coalesce((former ->> 'is_judged')::boolean, NOT _options ? 'schema_name');
   _found jsonb;
   _name record;
   _store regclass;
@@ -163,23 +165,25 @@ BEGIN
   PERFORM ml_rag._index_definition(_options -> 'index', _options ->> 'distance_metric', 'vector');
   PERFORM ml_rag._check_writable('documents cannot be loaded');
   _found := ml_rag._python('find_files', jsonb_build_array(uri));
-  _name := ml_rag._store_name(_options, _found ->> 'table_name', path);
-  PERFORM pg_advisory_xact_lock(ml_rag._store_key(_name.schema_name, _name.table_name));
-  _store := to_regclass(format('%I.%I', _name.schema_name, _name.table_name));
-  IF former IS NOT NULL THEN
-    PERFORM ml_rag._hold(ARRAY[former]);
-    PERFORM ml_rag._check_name(format('%I.%I', _name.schema_name, _name.table_name), former);
+  IF former IS NULL THEN
+    _name := ml_rag._store_name(_options, _found ->> 'table_name', path);
+    PERFORM pg_advisory_xact_lock(ml_rag._store_key(_name.schema_name, _name.table_name));
+    _store := to_regclass(format('%I.%I', _name.schema_name, _name.table_name));
+  ELSE
+    _store := (former ->> 'store')::oid;
+    PERFORM pg_advisory_xact_lock(ml_rag._store_key(_store));
   END IF;
-  IF _store IS NOT NULL AND NOT _options ? 'schema_name' THEN
+  IF _store IS NOT NULL AND _is_judged THEN
     -- again, as any role can make this one wait for the lock
     PERFORM ml_rag._refuse_untrusted(_store);
   END IF;
   IF _store IS NULL THEN
+    _is_judged := false;
     _store := ml_rag._make_store(_name.schema_name, _name.table_name,
       coalesce(_model, ml_rag._get_setting('embed_model_id')), _options ->> 'description',
       _options ->> 'language');
   END IF;
-  RETURN ml_rag._load_job(_store, _model, _options) || jsonb_build_object(
+  RETURN ml_rag._load_job(_store, _model, _options) || jsonb_build_object('is_judged', _is_judged,
     'files', _found -> 'files', 'left_out', _found -> 'left_out', 'base', _found -> 'base', 'patterns',
     _found -> 'patterns',
     -- null where the caller left it open: then any index on the store will do
@@ -188,19 +192,17 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._end_load(job jsonb, outcome jsonb, INOUT options jsonb, OUT result jsonb)
+CREATE FUNCTION ml_rag._end_load(job jsonb, outcome jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
--- purpose: the index, the result with the store, and the options with it, for the next URI
+-- purpose: the index, and the result with the store
 DECLARE
   _store oid := (job ->> 'store')::oid;
 BEGIN
   PERFORM pg_advisory_xact_lock(ml_rag._store_key(_store));
+  PERFORM ml_rag._refuse_untrusted(_store) WHERE (job -> 'is_judged')::boolean;
   PERFORM ml_rag.index_store(_store, job ->> 'index', nullif(job -> 'index_options', 'null'));
-  SELECT outcome || jsonb_build_object('vector_store', format('%s.%s', n.nspname, c.relname)),
-    coalesce(nullif(options, 'null'), '{}') || jsonb_build_object('schema_name', n.nspname,
-      'table_name', c.relname)
-  INTO result, options
-  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _store;
+  RETURN (SELECT outcome || jsonb_build_object('vector_store', format('%s.%s', n.nspname, c.relname))
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _store);
 END
 $$;
 
@@ -250,7 +252,6 @@ DECLARE
   _filled pg_catalog.jsonb;
   _uris pg_catalog.text[];
   _uri pg_catalog.text;
-  _options pg_catalog.jsonb := options;
 BEGIN
   result := NULL;
   BEGIN
@@ -259,8 +260,7 @@ BEGIN
   END;
   FOREACH _uri IN ARRAY _uris LOOP
     BEGIN
-      _job := ml_rag._begin_load(_uri, _options, pg_catalog.current_schemas(false),
-        pg_catalog.jsonb_extract_path_text(_job, 'store')::pg_catalog.oid);
+      _job := ml_rag._begin_load(_uri, options, pg_catalog.current_schemas(false), _job);
 @CATCH_AND_END@
     END;
     PERFORM ml_rag._stage(_call, 'load', pg_catalog.jsonb_extract_path_text(_job, 'request',
@@ -269,7 +269,7 @@ BEGIN
     BEGIN
       PERFORM ml_rag._raise(_error);
       PERFORM ml_rag._stage(_call, 'index');
-      SELECT e.result, e.options INTO result, _options FROM ml_rag._end_load(_job, _outcome, _options) AS e;
+      result := ml_rag._end_load(_job, _outcome);
 @CATCH_AND_END@
     END;
   END LOOP;
@@ -278,7 +278,8 @@ BEGIN
     BEGIN
       SELECT w.job, w.result INTO _nodes, _filled
       FROM ml_rag._work(_nodes, 'fill_node_groups', pg_catalog.jsonb_build_array(
-        pg_catalog.jsonb_extract_path(_job, 'store')), _call, _committed, _error) AS w;
+        pg_catalog.jsonb_extract_path(_job, 'store'), pg_catalog.jsonb_extract_path(_job, 'is_judged')),
+        _call, _committed, _error) AS w;
       EXIT WHEN _filled IS NOT NULL;
 @CATCH_AND_END@
     END;

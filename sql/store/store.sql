@@ -1,11 +1,11 @@
 -- store: vector stores as tables: make, check, write, index. store/load fills them.
 
 CREATE FUNCTION ml_rag._refuse_untrusted(store oid) RETURNS void
-LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: that a table to load into, whose schema the call does not name, is of roles whose code may run
--- with the caller's rights
+-- with the caller's rights, until the end of the transaction
 DECLARE
-  _why text := ml_rag._why_untrusted(store);
+  _why text := CASE WHEN NOT ml_rag._hold_trusted(ARRAY[store]) THEN ml_rag._why_untrusted(store) END;
 BEGIN
   IF _why IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('table "%s" is not trusted', store::regclass),
@@ -19,7 +19,7 @@ $$;
 
 CREATE FUNCTION ml_rag._store_name(options jsonb, default_name text, path name[], OUT schema_name name,
   OUT table_name name)
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 -- purpose: which table: the options, else the first in the caller's search_path, else where the caller may
 -- create it
 -- A name without its schema is not a sign of trust: documents are not written to a table of a role whose code

@@ -26,6 +26,8 @@ BEGIN
     'relation', relation::oid::bigint, 'owner', coalesce(
       quote_ident(_options ->> 'owner')::regrole::oid::bigint,
       (SELECT c.relowner::bigint FROM pg_class AS c WHERE c.oid = _store)),
+    -- who serves several owners has found the table by itself
+    'is_judged', _options ? 'owner',
     'request', CASE WHEN _store <> relation THEN
       jsonb_build_object('embed_model_id', _found.model_id, 'chunking', _found.options -> 'chunking') END,
     'key', _key.key, 'key_types', _key.types, 'key_equals', (

@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ml_rag.cli import main
-from support.cluster import Connection, Database
-from support.loading import connect_as_loader, loader_role, rows
+from support.cluster import Connection, Database, noticed
+from support.documents_server import DocumentsServer
+from support.loading import connect_as_loader, loader_role, rows, write
 from support.processes import wait_until
 from support.stores import error
 
@@ -91,6 +92,46 @@ def test_nor_to_one_in_a_schema_or_with_a_partition_of_somebody_else(
     else:
         with error("42501", "secrets", "not trusted", f"role {tenant}, which you do not trust"):
             load(table_name="secrets")
+
+
+@pytest.mark.parametrize("by", ["a call", "a command"])
+def test_nor_to_one_of_a_role_that_is_not_trusted_any_more(
+    db: Database,
+    owner: Connection,
+    server: DocumentsServer,
+    loader: Connection,
+    attacker: Connection,
+    folder: Path,
+    by: str,
+) -> None:
+    role, tenant = loader_role(db), db.role("tenant")
+    attacker.execute(PLANT.split(";")[0])
+    attacker.execute(PLANT.split(";")[1])
+    attacker.execute("GRANT ALL ON secrets TO PUBLIC")
+    write(folder, **{f"d{i}": "the plan" for i in range(40)})
+
+    def distrust() -> None:
+        owner.execute(f'REVOKE ml_rag_publisher FROM "{tenant}"')
+        if by == "a call":
+            attacker.execute(PLANT.partition("PUBLIC;")[2])
+
+    owner.execute(f'GRANT ml_rag_publisher TO "{tenant}"')
+    said = noticed(loader)
+    try:
+        server.before_batch[0] = distrust
+        if by == "a call":
+            with error("42501", "secrets", "not trusted"):
+                loader.execute(f"CALL vector_store_load('file://{folder}/', '{{\"table_name\": \"secrets\"}}')")
+        else:
+            dsn = f"{db.dsn} dbname={db.name} options='-c role={role}'"
+            refused = CliRunner().invoke(main, ["load", str(folder), "--store", "secrets", "--dsn", dsn])
+            assert refused.exit_code == 1
+            assert 'table "public.secrets" is not trusted' in refused.output
+    finally:
+        owner.execute(f'REVOKE ml_rag_publisher FROM "{tenant}"')
+    # those of the request that was under way
+    assert rows(attacker, "SELECT count(*) FROM secrets") == [(0 if by == "a call" else 16,)]
+    assert not any("ran as" in message for message in said), said
 
 
 def test_nor_to_one_that_is_made_while_a_lock_is_waited_for(

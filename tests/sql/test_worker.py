@@ -453,6 +453,38 @@ def test_a_worker_leaves_a_table_alone_that_is_given_away_before_its_run_begins(
     assert tenant.execute("SELECT * FROM ran").fetchall() == []
 
 
+def test_a_worker_leaves_a_table_alone_whose_owner_is_not_trusted_any_more(
+    db: Database, owner: Connection, models: ModelsServer
+) -> None:
+    tenant, role = db.connect("tenant"), db.role("tenant")
+    owner.execute(f'GRANT CREATE ON SCHEMA public TO "{role}"')
+    owner.execute("CREATE TABLE items (id integer PRIMARY KEY, name text)")
+    owner.execute("INSERT INTO items SELECT i, 'lamp ' || i FROM generate_series(1, 600) AS i")
+    create(owner, "items", "name")
+    owner.execute(f'ALTER TABLE items OWNER TO "{role}"')
+    owner.execute(f'ALTER ROLE "{role}" SUPERUSER')
+    models.requests.clear()
+
+    def distrust() -> None:
+        owner.execute(f'ALTER ROLE "{role}" NOSUPERUSER')
+        tenant.execute(
+            "CREATE TABLE ran (who name); GRANT INSERT ON ran TO PUBLIC;"
+            "CREATE FUNCTION spy() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN INSERT INTO public.ran VALUES (current_user); RETURN NEW; END $$;"
+            "CREATE TRIGGER spy BEFORE UPDATE ON items FOR EACH ROW EXECUTE FUNCTION spy()"
+        )
+
+    models.before[1] = distrust
+    try:
+        with worker(db, "--once") as process:
+            assert process.wait(60) == 1
+            assert process.stderr is not None
+            assert 'table "public.items" is not trusted any more' in process.stderr.read()
+    finally:
+        owner.execute(f'ALTER ROLE "{role}" NOSUPERUSER')
+    assert tenant.execute("SELECT * FROM ran").fetchall() == []
+
+
 def test_nodes_that_another_session_kept_it_from_are_made_later(db: Database, items: Connection) -> None:
     run(items)
     items.execute("CALL ml_rag.create_node_group('items', 'parts', '{\"transform\": \"sentence\"}')")

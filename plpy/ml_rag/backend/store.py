@@ -30,6 +30,7 @@ _STATEMENTS = {
         "oid",
     ),
     "unlock": ("SELECT pg_catalog.pg_advisory_unlock($1)", "int8"),
+    "judge": ("SELECT ml_rag._refuse_untrusted($1)", "oid"),
     "states": ("SELECT s.* FROM ml_rag._document_states($1, $2) AS s", "oid", "text[]"),
     "below": ("SELECT d.* FROM ml_rag.documents_below($1, $2) AS d (name)", "oid", "text"),
     "remove": ("SELECT ml_rag.remove_documents($1, $2) AS n", "oid", "text[]"),
@@ -115,12 +116,18 @@ class SqlStore:
         """``embed``: texts and a model to vectors, for the embeddings that the documents do not come with."""
         self._plpy = plpy
         self._store: int = job["store"]
+        #: whether the call has not named it, so that its owner must be trusted in each transaction
+        self._is_judged: bool = job.get("is_judged", False)
         self._column: str = job["embedding"]
         self._embed = embed
         self._may_commit = may_commit
 
     def _run(self, name: str, *arguments: Any) -> Any:
         return _run(self._plpy, name, self._store, *arguments)
+
+    def _judge(self) -> None:
+        if self._is_judged:
+            self._run("judge")
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -144,15 +151,18 @@ class SqlStore:
 
     def states(self, names: list[str]) -> dict[str, dict[str, Any]]:
         """See ``ml_rag.backend.load.Store``."""
+        self._judge()
         return {row["document_name"]: _object(row["metadata"]) for row in self._run("states", names)}
 
     def label(self, name: str, given: dict[str, Any]) -> None:
         """See ``ml_rag.backend.load.Store``."""
+        self._judge()
         self._run("label", name, json.dumps(given))
 
     def write(self, name: str, portions: Iterable[Rows]) -> dict[str, list[str]] | None:
         """See ``ml_rag.backend.load.Store``."""
         former: dict[str, Any] = {}
+        self._judge()
         try:
             with self._plpy.subtransaction():
                 for rows in portions:
@@ -196,10 +206,12 @@ class SqlStore:
 
     def below(self, prefix: str) -> list[str]:
         """Names of the store's documents that begin so."""
+        self._judge()
         return [row["name"] for row in self._run("below", prefix)]
 
     def remove(self, names: list[str]) -> int:
         """Delete documents that a load has made; returns how many there were."""
+        self._judge()
         n: int = self._run("remove", names)[0]["n"]
         return n
 

@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, LiteralString
+from typing import Any, LiteralString, NamedTuple
 
 import click
 import psycopg
@@ -151,14 +151,20 @@ class Remote:
         return self._address.is_gone(name)
 
 
+class Store(NamedTuple):
+    oid: int
+    #: whether its schema is not named, so that its owner must be trusted each time
+    is_judged: bool
+
+
 class Client:
     """A vector store, and how documents get into it by one connection."""
 
     def __init__(
-        self, connection: psycopg.Connection[Any], store: int, options: dict[str, Any], given: files.Given
+        self, connection: psycopg.Connection[Any], store: Store, options: dict[str, Any], given: files.Given
     ) -> None:
         self._connection = connection
-        self._store = store
+        self._store, self._is_judged = store
         self._options = options
         self._given = given
         self._reading = files.Reading()
@@ -170,7 +176,10 @@ class Client:
 
     def _values(self, query: str, *arguments: Any) -> list[Any]:
         self._check()
-        return [row[0] for row in self._connection.execute(query, (self._store, *arguments)).fetchall()]
+        with self._connection.transaction():
+            if self._is_judged:
+                self._connection.execute(_CHECK, {"oid": self._store})
+            return [row[0] for row in self._connection.execute(query, (self._store, *arguments)).fetchall()]
 
     def unchanged(self, hashes: dict[str, str]) -> set[str]:
         """Which documents the store has as they are. ``hashes``: names, each with the hash of its content."""
@@ -278,18 +287,18 @@ def _load_side_by_side(
             raise
 
 
-def _create(connection: psycopg.Connection[Any], store: str, options: Jsonb) -> int:
-    """The OID of the store of this name, which is made unless it is there."""
+def _create(connection: psycopg.Connection[Any], store: str, options: Jsonb) -> Store:
+    """The store of this name, which is made unless it is there."""
 
     def value(query: LiteralString, **parameters: Any) -> Any:
         row = connection.execute(query, parameters).fetchone()
         return row[0] if row else None
 
     if value(_PARTS, store=store) != 1:
-        return int(value(_CREATE, store=store, options=options))
+        return Store(int(value(_CREATE, store=store, options=options)), is_judged=False)
     oid = int(value(_CREATE, store=value(_FIRST, store=store), options=options))
     value(_CHECK, oid=oid)
-    return oid
+    return Store(oid, is_judged=True)
 
 
 def _sources(paths: Sequence[Path | str], recursive: bool) -> Iterator[Folder | Remote]:
@@ -449,8 +458,8 @@ def load(
         checked = Jsonb({"metadata": metadata, "document_metadata": document_metadata})
         connection.execute("SELECT ml_rag._parse_load_options('load_documents', %s)", (checked,))
         create = Jsonb({"description": description, **{n: options[n] for n in ("embed_model_id", "language")}})
-        oid = _create(connection, store, create)
-        clients = [Client(one, oid, options, given) for one in (connection, *(connect() for _ in range(1, jobs)))]
+        made = _create(connection, store, create)
+        clients = [Client(one, made, options, given) for one in (connection, *(connect() for _ in range(1, jobs)))]
         started = time.monotonic()
         with Work(Console(stderr=True)) as work:
             tally = _run(clients, sources, options["refresh"], work)

@@ -102,8 +102,10 @@ class Column(Derived):
         with_parts = self._found is None or step == "finish"
         yield from run(
             f"SELECT NULL FROM ml_rag._hold_filled({array('held', 'oid')}, ARRAY[($1 ->> 'store')::oid],"
-            " ($1 ->> 'store')::oid, ($1 ->> 'owner')::oid, ($1 ->> 'with_parts')::boolean)",
+            " ($1 ->> 'store')::oid, ($1 ->> 'owner')::oid, ($1 ->> 'with_parts')::boolean,"
+            " ($1 ->> 'is_judged')::boolean)",
             held=[*held], store=job["store"], owner=job["owner"], with_parts=with_parts,
+            is_judged=job.get("is_judged", False),
         )  # fmt: skip
         if is_here:
             yield from self._name_part()

@@ -94,7 +94,9 @@ class NodeGroups(Derived):
         #: names, batch_size; or counted, where that is all
         begin = _BEGIN.get(self.session.routine)
         self._given = {} if begin is None else (yield Statement(function(begin), self.session.given))
-        self._store = json.loads(self.session.given)[0]
+        self._store, *given = json.loads(self.session.given)
+        #: whether the caller has not named the store, so that its owner must be trusted
+        self._is_judged = self.session.routine == "fill_node_groups" and given == [True]
         found = yield from run(
             "SELECT json_build_object('owner', c.relowner::bigint, 'name', ml_rag._full_name(c.oid),"
             " 'relation', ml_rag._relation_name(c.oid), 'is_owner', pg_has_role(c.relowner, 'USAGE'),"
@@ -122,8 +124,9 @@ class NodeGroups(Derived):
         elif self._names:
             yield from run(
                 "SELECT NULL FROM ml_rag._node_tables(($1 ->> 'store')::oid) AS t,"
-                " ml_rag._hold_filled(t, t, ($1 ->> 'store')::oid, ($1 ->> 'owner')::oid, true)",
-                store=self._store, owner=self._owner,
+                " ml_rag._hold_filled(t, t, ($1 ->> 'store')::oid, ($1 ->> 'owner')::oid, true,"
+                " ($1 ->> 'is_judged')::boolean)",
+                store=self._store, owner=self._owner, is_judged=self._is_judged,
             )  # fmt: skip
             yield from self._lock()
             if (group := self._group) is not None:

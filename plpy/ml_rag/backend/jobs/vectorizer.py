@@ -283,7 +283,11 @@ class Vectorizer(Column):
 
     def followed_by(self, result: dict[str, Any]) -> Derived | None:
         self.session.fallback = {"result": result, "store": self.relation}
-        return NodeGroups(replace(self.session, routine="fill_node_groups", given=json.dumps([self._job["store"]])))
+        return NodeGroups(
+            replace(
+                self.session, routine="fill_node_groups", given=json.dumps([self._job["store"], self._job["is_judged"]])
+            )
+        )
 
 
 class Written(Vectorizer):
