@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from psycopg import sql
 
 from support.cluster import Cluster, Connection, Database, noticed
 from support.documents_server import DocumentsServer
-from support.loading import counts, load, loader_role, rows, segments, write
+from support.loading import connect_as_loader, counts, load, loader_role, rows, segments, write
+from support.processes import Background, wait_until
 from support.stores import error, fake_embedding
 
 
@@ -570,3 +572,35 @@ def test_of_several_uris_a_wrong_one_is_noticed_first(
     with error("22023", "nowhere"):
         load(loader, json.dumps([f"{folder}/", f"{folder}/nowhere.txt"]))
     assert rows(loader, "SELECT to_regclass('public.docs')") == [(None,)]
+
+
+def test_an_embedding_that_is_made_anew_meanwhile_has_vectors_of_its_model(
+    db: Database, owner: Connection, loader: Connection, server: DocumentsServer, folder: Path
+) -> None:
+    def vectors(texts: list[str], model: str) -> list[list[float]]:
+        found = [fake_embedding(text) for text in texts]
+        return [vector[::-1] for vector in found] if model == "other" else found
+
+    document, other, changing = server._document, connect_as_loader(db), []
+
+    def change() -> None:
+        wait_until(lambda: rows(other, "SELECT FROM pg_class WHERE relname = 'docs'") != [])
+        other.execute("ALTER TABLE docs DROP segment_embedding, ADD segment_embedding vector(16)")
+        other.execute("COMMENT ON COLUMN docs.segment_embedding IS 'GENAI_OPTIONS=EMBED_MODEL_ID=other'")
+
+    def answer(index: int, *given: Any) -> dict[str, Any]:
+        if index == 17:
+            # after a commit
+            changing.append(Background(change))
+        time.sleep(0.02)
+        return document(index, *given)
+
+    server.vectors = vectors  # type: ignore[method-assign]
+    server._document = answer  # type: ignore[method-assign]
+    write(folder, **{f"d{i}": f"text {i}" for i in range(60)})
+    assert counts(load(loader, f"{folder}/", {"table_name": "docs", "embed_model_id": "fake-embed"})) == {"loaded": 60}
+    found = dict(rows(owner, "SELECT segment, segment_embedding::real[] FROM docs WHERE segment_embedding IS NOT NULL"))
+    changing[0].result()
+    assert 0 < len(found) < 60
+    for segment, vector in found.items():
+        assert vector == pytest.approx(fake_embedding(segment)[::-1])

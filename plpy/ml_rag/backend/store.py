@@ -39,8 +39,9 @@ _STATEMENTS = {
     # those that the caller may write; none comes or goes while a transaction that has read the table lasts
     "others": (
         "SELECT e.column_name, e.model_id FROM ml_rag._embeddings($1) AS e"
-        " WHERE e.column_name OPERATOR(pg_catalog.<>) $2 AND pg_catalog.has_column_privilege($1, e.attnum, 'INSERT')",
-        *("oid", "name"),
+        " WHERE NOT (e.column_name OPERATOR(pg_catalog.=) $2 AND e.model_id OPERATOR(pg_catalog.=) $3)"
+        " AND pg_catalog.has_column_privilege($1, e.attnum, 'INSERT')",
+        *("oid", "name", "text"),
     ),
     "has column": (
         "SELECT EXISTS (SELECT FROM pg_catalog.pg_attribute AS a"
@@ -119,6 +120,7 @@ class SqlStore:
         #: whether the call has not named it, so that its owner must be trusted in each transaction
         self._is_judged: bool = job.get("is_judged", False)
         self._column: str = job["embedding"]
+        self._model: str = job["request"]["embed_model_id"]
         self._embed = embed
         self._may_commit = may_commit
 
@@ -195,11 +197,12 @@ class SqlStore:
 
     def _insert(self, name: str, former: dict[str, Any], rows: Rows) -> None:
         # looked up in the transaction that writes: one that is added meanwhile waits for its end, and finds the rows
-        others = self._run("others", self._column)
+        others = self._run("others", self._column, self._model)
         columns = [other["column_name"] for other in others]
         vectors = [list(embed_segments(self._embed, rows.segments, other["model_id"])) for other in others]
-        # the store may have got another default embedding, and lost this one, while the documents were embedded
-        if not others or self._run("has column", self._column)[0]["it"]:
+        # while the documents were embedded, the store may have got another default embedding, and this one may be gone,
+        # or one of another model
+        if self._column not in columns and (not others or self._run("has column", self._column)[0]["it"]):
             columns, vectors = [self._column, *columns], [rows.vectors, *vectors]
         kept = (former["id"], former["kept"])
         self._run("insert", name, *kept, rows.first, rows.metadata, rows.segments, columns, vectors)
