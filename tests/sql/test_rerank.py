@@ -255,6 +255,22 @@ def test_neighbours_come_after_and_take_no_part(owner: Connection, asker: Connec
     assert [row[10] for row in rows] == [1.0, 0.5]
 
 
+def test_neighbours_are_those_of_the_hit_if_its_document_is_another_by_then(owner: Connection) -> None:
+    """As when a document is removed while a reranker works, and the next one that is loaded gets its id."""
+    create_store(owner, "public.texts", type="vector(16)")
+    insert(
+        owner, "public.texts", [("d.txt", 1, i, t, fake_embedding(t)) for i, t in enumerate(["red", "grey", "white"])]
+    )
+    owner.execute(
+        "CREATE FUNCTION public.change(q text, texts text[]) RETURNS float8[] LANGUAGE plpgsql AS $$ BEGIN"
+        " UPDATE texts SET document_name = 'other.txt', segment = 'secret ' || segment_number;"
+        " RETURN array_fill(1.0::float8, ARRAY[cardinality(texts)]); END $$"
+    )
+    options = {"n_citations": 1, "rerank": {"function": "public.change"}, "retrieval_options": {"segment_overlap": 1}}
+    ((_, _, name, _, _, text, *_),) = search(owner, "red", options)
+    assert (name, text) == ("d.txt", "red")
+
+
 def test_nothing_scores_high_enough(owner: Connection, asker: Connection) -> None:
     create_texts(owner)
     assert len(search(asker, "red violet", {"rerank": {"min_score": 0.5}})) == 3

@@ -98,6 +98,8 @@ class _Plan:
         nodes = ""
         if any(isinstance(search, Nodes) for search in searches):
             nodes = "node" if shape.returns_nodes else "segment"
+        #: whether the statement is a later one than that which has found the hits
+        self._is_later = False
         has_tids = not has_given and all(source.store.is_table for source in sources)
         #: whether candidates carry their texts: few rows of one arm were read anyway
         self.is_early = (
@@ -145,7 +147,7 @@ class _Plan:
             " node text, node_distance numeric"
         )
         names = ", ".join(column.split()[0] for column in columns.split(", "))
-        self.has_text = self.is_early = True
+        self.has_text = self.is_early = self._is_later = True
         stores = ", ".join(literal(source.store.vector_store) for source in self.sources)
         cited = (
             f"SELECT array_position(ARRAY[{stores}], h.vector_store) AS store, NULL::tid AS row_key, h.*\n"
@@ -288,9 +290,10 @@ class _Plan:
                 f"    WHERE t.{identifier(store.segment)} IS NOT NULL{shipped}"
             )
 
+        texts_of = ", array_agg(segment) AS texts" if self._is_later else ""
         return (
             "SELECT best, ml_rag._joined(array_agg(segment ORDER BY segment_number)) AS segment,"
-            " min(segment_number) AS first_segment, max(segment_number) AS last_segment FROM (\n"
+            f" min(segment_number) AS first_segment, max(segment_number) AS last_segment{texts_of} FROM (\n"
             f"    {joined([texts(i, source) for i, source in self._widened_stores()])}) AS n\n"
             "  GROUP BY best"
         )
@@ -305,13 +308,15 @@ class _Plan:
             rows = joined([self._with_text(i, source.store, columns) for i, source in self._numbered()])
         if not self._widened_stores():
             return rows
+        # another document can have the key by now, or the segments of this one other numbers
+        is_there = " AND (c.node IS NOT NULL OR c.segment = ANY (w.texts))" if self._is_later else ""
         return (
             f"SELECT {columns}, c.metadata,"
             " coalesce(w.segment, c.segment) AS segment, w.first_segment, w.last_segment\n"
             f"  FROM ({rows}) AS c\n"
             "  LEFT JOIN range AS r ON r.store = c.store AND r.document_key = c.document_key\n"
             "    AND c.segment_number BETWEEN r.first AND r.last\n"
-            "  LEFT JOIN widened AS w ON w.best = r.best\n"
+            f"  LEFT JOIN widened AS w ON w.best = r.best{is_there}\n"
             "  WHERE r.best IS NULL OR r.best = c.place"
         )
 
