@@ -60,7 +60,10 @@ $$;
 
 CREATE FUNCTION ml_rag._work(INOUT job bigint, routine text, given jsonb, call integer, committed boolean,
   failure jsonb, OUT result jsonb)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT
+-- rows are found by their key as text, which with others can be that of another key
+SET "DateStyle" = 'ISO' SET extra_float_digits = 1
+AS $$
 -- purpose: a job (a new one if null) up to its next commit, or to its result; failure: of the last commit
 DECLARE
   _step record;

@@ -67,6 +67,13 @@ BEGIN
   END IF;
   -- the table, empty, for the owner of the store
   _key := ml_rag._primary_key(store);
+  IF (_options ->> 'parent' = 'document' OR _options ->> 'transform' = 'context') AND EXISTS (
+    SELECT FROM unnest(_key.types) AS t WHERE t ~ ' with time zone$') THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot have such a node group', store),
+      DETAIL = format('Its primary key is of type %s. The nodes of a document have the keys of its segments '
+        'as text, which depends on the TimeZone of the session.', array_to_string(_key.types, ', ')),
+      HINT = 'Take "segment" for "parent", or a key of another type.';
+  END IF;
   SELECT string_agg(quote_ident(k), ', ' ORDER BY place),
     string_agg(format('s.%I = $%s', k, place), ' AND ' ORDER BY place)
   INTO _columns, _same FROM unnest(_key.key) WITH ORDINALITY AS u (k, place);

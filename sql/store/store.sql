@@ -229,7 +229,10 @@ $$;
 
 CREATE FUNCTION ml_rag._replace_document(store oid, name text, load_keys text[],
   OUT id bigint, OUT kept jsonb, OUT lost jsonb)
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT
+-- values that are kept go through text
+SET "DateStyle" = 'ISO' SET extra_float_digits = 1
+AS $$
 -- purpose: delete what the store has of a document; returns the id its new segments get, and what its owner
 -- has added
 -- kept: {"metadata", "columns"}, values that all its segments had; lost: the names of others, or null.
@@ -316,7 +319,10 @@ CREATE FUNCTION ml_rag._insert_segments(
   store oid, name text, id bigint, kept jsonb, first integer, metadata jsonb[], segments text[],
   columns name[], vectors text[]
 ) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT
+-- values that are kept go through text
+SET "DateStyle" = 'ISO' SET extra_float_digits = 1
+AS $$
 -- purpose: segments of one document, numbered from first; vectors: a row a column, as many as segments
 -- kept: as _replace_document returns it
 -- Writes: the store, as the caller

@@ -67,7 +67,7 @@ BEGIN
   FROM pg_class AS c WHERE c.oid = relation;
   EXECUTE format($sql$
     CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog,
-      pg_temp AS $body$
+      pg_temp SET "DateStyle" = 'ISO' SET extra_float_digits = 1 AS $body$
     -- made by ml_rag.create_vectorizer: embeds the rows of a statement
     DECLARE
       _keys text[];

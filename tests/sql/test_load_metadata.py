@@ -67,6 +67,18 @@ def test_a_column_may_be_called_like_a_name_of_ours(store: Connection, folder: P
     assert counts(load(store, f"{folder}/")) == {"unchanged": 2, "changed": 1}
 
 
+def test_what_is_kept_is_the_value_and_not_its_text(store: Connection, folder: Path) -> None:
+    store.execute("ALTER TABLE docs ADD published timestamptz, ADD weight float8; SET TimeZone = 'Asia/Kolkata'")
+    store.execute("UPDATE docs SET published = '2026-01-01 00:00Z', weight = 0.1::float8 + 0.2::float8")
+    store.execute("SET DateStyle = 'SQL'; SET extra_float_digits = 0")
+    write(folder, a="changed")
+    load(store, f"{folder}/", {"table_name": "docs"})
+    changed = (
+        "SELECT published = '2026-01-01 00:00Z', weight = 0.1::float8 + 0.2::float8 FROM docs WHERE segment = 'changed'"
+    )
+    assert rows(store, changed) == [(True, True)]
+
+
 def test_metadata_of_very_many_strings_are_kept_in_a_moment(store: Connection, folder: Path) -> None:
     """One call of jsonb_object_agg takes the square of their number, and is not cancelled."""
     store.execute(

@@ -180,6 +180,17 @@ def test_what_cannot_be_made_is_refused_before_anything_is(
     assert store.execute("SELECT * FROM ml_rag.node_group").fetchall() == []
 
 
+def test_nodes_of_documents_have_keys_that_are_the_same_to_all(owner: Connection, models: ModelsServer) -> None:
+    """The text of a time depends on the TimeZone of the session."""
+    owner.execute(
+        "CREATE TABLE notes (sent timestamptz, chat integer, document_name text, segment text,"
+        " PRIMARY KEY (chat, sent))"
+    )
+    with error("55000", "cannot have such a node group", "timestamp with time zone"):
+        create(owner, "parts", transform="sentence", parent="document", store="notes", embed=False)
+    create(owner, "parts", transform="sentence", store="notes", embed=False, keyword_search=False)
+
+
 def test_names_parents_and_tables_that_are_not_there_or_there_already(store: Connection) -> None:
     with error("42704", 'no node group "paragraphs"'):
         create(store, "sentences", transform="sentence", parent="paragraphs")

@@ -445,3 +445,27 @@ def test_every_row_once_by_a_key_of_an_extension_s_type(texts: Connection, kind:
     texts.execute("INSERT INTO users SELECT c, 'text' FROM unnest(ARRAY['A', 'b', 'C', 'd', 'E']) AS c")
     texts.execute("CALL ml_embed_table('public.users.\"a % b\"', 'public.users.v', '{\"batch_size\": 2}')")
     assert texts.execute("SELECT FROM users WHERE v IS NULL").fetchall() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "settings"),
+    [
+        # CST is the United States' where it is read
+        ("timestamptz", "'2026-01-01 00:00Z'::timestamptz + i * interval '30 min'", "DateStyle = 'Postgres'"),
+        ("timestamptz", "'2026-01-01 00:00Z'::timestamptz + i * interval '30 min'", "DateStyle = 'SQL'"),
+        ("float8", "i * 0.1::float8", "extra_float_digits = 0"),
+    ],
+)
+def test_every_row_by_its_key_whatever_the_session_writes_it_like(
+    texts: Connection, kind: str, value: str, settings: str
+) -> None:
+    texts.execute(f"CREATE TABLE events (at {kind} PRIMARY KEY, note text); SET TimeZone = 'Asia/Shanghai'")
+    texts.execute(f"INSERT INTO events SELECT {value}, 'note ' || i FROM generate_series(1, 40) AS i")
+    texts.execute(f"SET {settings}")
+    call(texts, "ml_generate_table", "public.events.note", "public.notes.answer", {"batch_size": 7})
+    found = texts.execute("SELECT note, answer ->> 'text' FROM events LEFT JOIN notes USING (at)").fetchall()
+    assert len(found) == 40
+    for note, answer in found:
+        assert note in answer
+    call(texts, "ml_embed_table", "public.events.note", "public.events.v", {"batch_size": 7})
+    assert texts.execute("SELECT FROM events WHERE v IS NULL").fetchall() == []

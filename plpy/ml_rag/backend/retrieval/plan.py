@@ -290,7 +290,7 @@ class _Plan:
                 f"    WHERE t.{identifier(store.segment)} IS NOT NULL{shipped}"
             )
 
-        texts_of = ", array_agg(segment) AS texts" if self._is_later else ""
+        texts_of = ", array_agg(segment ORDER BY segment_number) AS texts" if self._is_later else ""
         return (
             "SELECT best, ml_rag._joined(array_agg(segment ORDER BY segment_number)) AS segment,"
             f" min(segment_number) AS first_segment, max(segment_number) AS last_segment{texts_of} FROM (\n"
