@@ -109,7 +109,9 @@ BEGIN
     string_agg(format('s.%I = o.%I', u.key, u.source), ' AND ') AS old,
     CASE WHEN _source.types <@ '{smallint,integer,bigint}' AND cardinality(_source.types) = 1 THEN
       min(format('n.%I', u.source))
-      ELSE format('hashtextextended(%s, 0)', ml_rag._key_text('n', _source.key)) END AS document_id
+      -- nobody finds another key of the same one, as of hashtextextended
+      ELSE format('(''x'' || left(md5(%s), 16))::bit(64)::bigint', ml_rag._key_text('n', _source.key))
+      END AS document_id
   INTO _keys
   FROM unnest((ml_rag._primary_key(_table)).key, _source.key) WITH ORDINALITY AS u (key, source, place)
   WHERE u.source IS NOT NULL;

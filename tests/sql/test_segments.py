@@ -677,6 +677,17 @@ def test_headings_are_embedded_before_the_text_where_it_is_asked_for(owner: Conn
     assert (found[-1][2] == pytest.approx(fake_embedding(found[-1][0]), abs=1e-6)) == (context == "none")
 
 
+def test_segments_of_two_rows_are_no_document_together(owner: Connection, models: ModelsServer) -> None:
+    """A key can be made that has the same hash as another one by hashtextextended."""
+    hashes = "SELECT count(*), count(DISTINCT hashtextextended(ARRAY[id]::text, 0)) FROM notes"
+    owner.execute("CREATE TABLE notes (id text PRIMARY KEY, body text)")
+    for key in ("employee-handbook-2026", "984jjdb9qr8v#K+Uvg@J@U2ndbook-2026"):
+        owner.execute("INSERT INTO notes VALUES (%s, %s)", (key, LONG))
+    assert owner.execute(hashes).fetchone() == (2, 1)
+    create(owner, "notes", "{body}", destination="table")
+    assert owner.execute("SELECT count(DISTINCT document_id) FROM notes_segments").fetchone() == (2,)
+
+
 def test_segments_of_a_table_that_a_crash_empties_are_gone_with_its_rows(
     owner: Connection, models: ModelsServer
 ) -> None:
