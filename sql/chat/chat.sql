@@ -1,7 +1,7 @@
 -- chat: an answer in a conversation whose turns are kept.
 
 CREATE FUNCTION ml_rag._begin_turn(options jsonb, OUT own jsonb, OUT rag jsonb, OUT conversation_id uuid,
-  OUT turn integer, OUT query text)
+  OUT created_at timestamptz, OUT turn integer, OUT query text)
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE AS $$
 -- purpose: the options of ml_rag_chat, checked, and those of ml_rag as they were given; the conversation of a
 -- call (null: a new one), and with re_run the turn that it replaces, with its query
@@ -40,8 +40,8 @@ BEGIN
   IF conversation_id IS NULL THEN
     RETURN;
   END IF;
-  PERFORM FROM ml_rag.conversation AS c WHERE c.role = current_user
-    AND c.conversation_id = _begin_turn.conversation_id;
+  SELECT c.created_at INTO created_at FROM ml_rag.conversation AS c
+  WHERE c.role = current_user AND c.conversation_id = _begin_turn.conversation_id;
   IF NOT FOUND THEN
     RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'conversation does not exist',
       DETAIL = format('Role %s has no conversation %s.', current_user, conversation_id),
@@ -114,7 +114,8 @@ BEGIN
     INSERT INTO ml_rag.conversation (conversation_id, role) VALUES (_conversation, current_user);
   ELSE
     UPDATE ml_rag.conversation AS c SET changed_at = _now
-    WHERE c.role = current_user AND c.conversation_id = _conversation;
+    -- another one can have its id by now
+    WHERE c.role = current_user AND c.conversation_id = _conversation AND c.created_at = _turn.created_at;
     IF NOT FOUND THEN
       RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'the conversation was deleted during the call',
         DETAIL = format('The answer to the question in conversation %s is not kept.', _conversation),

@@ -378,6 +378,24 @@ def test_a_conversation_that_is_deleted_meanwhile(script: Script, db: Database, 
     assert counts(asker) == (0, 0)
 
 
+@pytest.mark.parametrize("re_run", [False, True])
+def test_a_conversation_that_is_begun_anew_meanwhile_gets_no_turn_of_the_former(
+    script: Script, db: Database, asker: Connection, re_run: bool
+) -> None:
+    first = chat(asker, "where is the heron?")
+    other = db.connect("asker")
+
+    def begin_anew(body: dict[str, Any]) -> str:
+        assert forget(other, first["conversation_id"]) is True
+        other.execute("INSERT INTO ml_rag.conversation (conversation_id) VALUES (%s)", (first["conversation_id"],))
+        return "late"
+
+    script.answer = begin_anew
+    with error("55000", "deleted during the call"):
+        chat(asker, "why?", conversation_id=first["conversation_id"], re_run=re_run)
+    assert counts(asker) == (1, 0)
+
+
 def test_a_cancelled_call_keeps_nothing(script: Script, owner: Connection, asker: Connection) -> None:
     first = chat(asker, "where is the heron?")
     pid = asker.info.backend_pid

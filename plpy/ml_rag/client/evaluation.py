@@ -157,10 +157,13 @@ class Evaluation:
         for (name,) in self._connection.execute(query, (self._oid, list(contents), hashes, Jsonb(self._options))):
             del contents[name]
         if contents:
-            result = self._value(
-                "SELECT ml_rag.load_documents(%s, %s, %b, %s)",
-                self._oid, list(contents), list(contents.values()), Jsonb(self._options),
-            )  # fmt: skip
+            with self._connection.transaction():
+                # who is trusted can change between two requests
+                self._value("SELECT ml_rag._refuse_untrusted(%s)", self._oid)
+                result = self._value(
+                    "SELECT ml_rag.load_documents(%s, %s, %b, %s)",
+                    self._oid, list(contents), list(contents.values()), Jsonb(self._options),
+                )  # fmt: skip
             loaded.new += result["documents"]["loaded"] + result["documents"]["changed"]
             loaded.failed += result["failed"]
 
