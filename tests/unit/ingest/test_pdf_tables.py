@@ -289,6 +289,98 @@ def test_a_header_keeps_its_words_and_takes_no_figures() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("names", "dense", "others"),
+    [
+        (["No", "Net sales", "Cost"], ["118,534,534,534.64", "113,016,520,100.20"], ["355.69", "1,789.14"]),
+        (["No", "Town", "Colour"], ["Llanfairpwllgwyngyll", "lightgoldenrodyellow"], ["Bonn", "red"]),
+    ],
+)
+def test_records_are_rows_if_only_those_below_show_the_columns(
+    names: list[str], dense: list[str], others: list[str]
+) -> None:
+    """Where the first ones leave so little white that they could be text."""
+    rows = [[f"{i % 9 + 1}", *(dense if i < 16 else others)] for i in range(18)]
+    (text,) = blocks(placed_pdf([*grid([names], [72, 91, 192], top=715), *grid(rows, [72, 88, 192])]))
+    assert text.splitlines()[2:] == [f"| {' | '.join(row)} |" for row in rows]
+
+
+def ruled(rows: list[list[tuple[str, int, int]]]) -> str:
+    """The text of a ruled table of cells: text, columns and rows that it goes over."""
+    width = sum(columns for _, columns, _ in rows[0])
+    texts: list[Text] = []
+    lines: list[tuple[float, float, float, float]] = []
+    taken: set[tuple[int, int]] = set()
+    for i, row in enumerate(rows):
+        column = 0
+        for text, columns, deep in row:
+            column = next(x for x in range(column, width) if (i, x) not in taken)
+            taken |= {(i + y, column + x) for x in range(columns) for y in range(deep)}
+            left, right, top, bottom = (
+                70 + 70 * column,
+                70 + 70 * (column + columns),
+                700 - 20 * i,
+                700 - 20 * (i + deep),
+            )
+            texts.append((left + 4, (top + bottom) / 2 - 4, text))
+            lines += boxes([left, right], [top, bottom])
+    (found,) = blocks(placed_pdf(texts, lines=lines))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "read"),
+    [
+        (
+            [[("Item", 1, 1), ("Price", 2, 1)], [("Lamp", 1, 1), ("EUR", 1, 1), ("19.90", 1, 1)],
+             [("Tent", 1, 1), ("USD", 1, 1), ("305.00", 1, 1)], [("Rope", 1, 1), ("EUR", 1, 1), ("12.50", 1, 1)]],
+            ["Item | Price | ", "Lamp | EUR | 19.90", "Tent | USD | 305.00", "Rope | EUR | 12.50"],
+        ),
+        (
+            [[("", 1, 1), ("Sales", 2, 1)], [("North", 1, 1), ("12", 1, 1), ("15", 1, 1)],
+             [("South", 1, 1), ("8", 1, 1), ("7", 1, 1)], [("West", 1, 1), ("101", 1, 1), ("9", 1, 1)]],
+            [" | Sales | ", "North | 12 | 15", "South | 8 | 7", "West | 101 | 9"],
+        ),
+        (
+            [[("Name", 1, 1), ("Anna Smith", 3, 1)], [("Born", 1, 1), ("1990", 1, 1), ("in", 1, 1), ("Rome", 1, 1)],
+             [("Street", 1, 1), ("Main", 1, 1), ("City", 1, 1), ("Bonn", 1, 1)], [("Remarks", 1, 1), ("none", 3, 1)]],
+            ["Name | Anna Smith |  | ", "Born | 1990 | in | Rome", "Street | Main | City | Bonn",
+             "Remarks | none |  | "],
+        ),
+        (
+            [[("North", 1, 3), ("Lamps", 1, 1), ("red", 1, 1)], [("Tents", 1, 1), ("green", 1, 1)],
+             [("Ropes", 1, 1), ("blue", 1, 1)], [("South", 1, 2), ("Lamps", 1, 1), ("red", 1, 1)],
+             [("Tents", 1, 1), ("grey", 1, 1)]],
+            ["North | Lamps | red", "North | Tents | green", "North | Ropes | blue", "South | Lamps | red",
+             "South | Tents | grey"],
+        ),
+        (
+            [[("Region", 1, 3), ("Sales", 4, 1)], [("2023", 2, 1), ("2024", 2, 1)],
+             [("1", 1, 1), ("2", 1, 1), ("1", 1, 1), ("2", 1, 1)],
+             [("North", 1, 1), *((text, 1, 1) for text in ("5", "6", "7", "8"))],
+             [("South", 1, 1), *((text, 1, 1) for text in ("3", "4", "9", "0"))]],
+            ["Region | Sales 2023 1 | Sales 2023 2 | Sales 2024 1 | Sales 2024 2", "North | 5 | 6 | 7 | 8",
+             "South | 3 | 4 | 9 | 0"],
+        ),
+        (
+            [[("Region", 1, 3), ("Sales", 2, 1)], [("2023", 1, 1), ("2024", 1, 1)], [("EUR", 1, 1), ("EUR", 1, 1)],
+             [("North", 1, 1), ("5", 1, 1), ("6", 1, 1)], [("South", 1, 1), ("3", 1, 1), ("4", 1, 1)]],
+            ["Region | Sales 2023 EUR | Sales 2024 EUR", "North | 5 | 6", "South | 3 | 4"],
+        ),
+        (
+            [[("", 1, 1), ("Sales", 2, 1)], [("Region", 1, 1), ("2023", 1, 1), ("2024", 1, 1)],
+             [("North", 1, 1), ("12", 1, 1), ("15", 1, 1)], [("South", 1, 1), ("8", 1, 1), ("7", 1, 1)]],
+            ["Region | Sales 2023 | Sales 2024", "North | 12 | 15", "South | 8 | 7"],
+        ),
+    ],
+)  # fmt: skip
+def test_rows_of_a_header_divide_cells_over_several_columns(
+    rows: list[list[tuple[str, int, int]]], read: list[str]
+) -> None:
+    first, _, *others = ruled(rows).splitlines()
+    assert [first, *others] == [f"| {row} |" for row in read]
+
+
 @pytest.mark.parametrize("is_beside", [False, True])
 def test_what_is_read_from_the_right(is_beside: bool) -> None:
     """Lines of a paragraph end at the left, columns begin at the right; lam and alef of one glyph keep their order."""

@@ -12,12 +12,14 @@ from statistics import median
 from typing import Any
 
 from ml_rag.ingest.formats.pdf_words import (
+    MAX_HEADER,
     SNAP,
     TEXT_CHARACTERS,
     Join,
     Table,
     Word,
     cell_text,
+    header_depth,
     merged_header,
     visual_rows,
 )
@@ -26,8 +28,8 @@ from ml_rag.ingest.formats.pdf_words import (
 _MAX_CROSSINGS = 60_000
 _MAX_CELLS = 20_000
 _FAR = 1e6
-#: characters of a cell over several rows that each of them repeats, and rows of a header
-_REPEATED, _MAX_HEADER = 200, 4
+#: characters of a cell over several rows that each of them repeats
+_REPEATED = 200
 #: paths of a page, and parts of them, that are looked at, and how deep forms in one another
 _MAX_OBJECTS = 20_000
 _MAX_DEPTH = 4
@@ -301,19 +303,18 @@ def _grid(words: Sequence[Word], across: list[Ruling], upright: list[Ruling], jo
                 made[spans[cell][2]] = text
         rows.append(made)
     header = next((row for row in range(height) if any(span[0] == row for span in filled)), 0) + (1 if title else 0)
-    first = [spans[cell] for cell in held if spans[cell][0] == header]
-    deep = max((span[1] for span in first), default=header) - header + 1
-    if any(span[2] < span[3] for span in first):
-        deep = max(deep, 2)
-    if 1 < deep <= min(_MAX_HEADER, len(rows) - 2) and header not in bands:
-        wide = {
-            (spans[cell][0], column): cell_text(held[cell], join)
+    if header not in bands:
+        end = min(header + MAX_HEADER, height)
+        texts = {
+            (row, column): (cell, cell_text(held[cell], join))
             for cell in held
-            if spans[cell][0] < header + deep
+            for row in range(spans[cell][0], min(spans[cell][1] + 1, end))
             for column in range(spans[cell][2], spans[cell][3] + 1)
         }
-        above = [[wide.get((row, column), "") for column in range(width)] for row in range(header, header + deep)]
-        rows[:] = [merged_header(above), *rows[starts[header] + deep :]]
+        above = [[texts.get((row, column), (None, "")) for column in range(width)] for row in range(header, end)]
+        depth = header_depth(above)
+        if 1 < depth <= len(rows) - 2:
+            rows[starts[header] : (*starts, len(rows))[header + depth]] = [merged_header(above[:depth])]
     if sum(any(row) for row in rows) < 2:
         return None
     return Table(rows, inside, list(pairwise(xs)), title)

@@ -18,16 +18,20 @@ from statistics import median
 from ml_rag.ingest.formats.pdf_cells import tables_in_order
 from ml_rag.ingest.formats.pdf_grid import Ruling, ruled_tables
 from ml_rag.ingest.formats.pdf_words import (
+    FIGURE,
     GAP,
     GUTTER,
     SNAP,
     TEXT_CHARACTERS,
+    HeaderRow,
     Join,
     Row,
     Table,
     Word,
     WordPlace,
     cell_text,
+    has_values,
+    header_depth,
     merged_header,
     visual_rows,
 )
@@ -48,9 +52,6 @@ _INK, _INK_OF_TWO = 0.8, 0.7
 
 #: what stands before an item of a list
 _ENUMERATOR = re.compile(r"(?:[\W_]+|o|[(\[]?(?:\d{1,3}|[A-Za-z]|[ivxIVX]{1,5})[.)\]:]*|(?:\d+\.)+\d*)$")
-_FIGURE = re.compile(r"[\d.,:%$€£¥()+/ -]*\d[\d.,:%$€£¥()+/ -]*")
-
-_YEAR = re.compile(r"(?:19|20)\d\d")
 
 #: text and words of a line in a column
 _Cell = tuple[str, list[Word]]
@@ -123,18 +124,13 @@ def goes_on(table: Table, following: Table) -> bool:
 def _has_header(table: Table) -> bool:
     """Whether the first row has words above all columns that are figures below it."""
     first, *others = table.rows
-    columns = [i for i in range(len(first)) if others and all(_FIGURE.fullmatch(row[i]) for row in others)]
+    columns = [i for i in range(len(first)) if others and all(FIGURE.fullmatch(row[i]) for row in others)]
     return bool(columns) and all(any(map(str.isalpha, first[i])) for i in columns)
 
 
 def _names_columns(row: Sequence[str]) -> bool:
     """Whether the first row of a table names its columns: no cell is a figure."""
-    return not any(map(_FIGURE.fullmatch, row))
-
-
-def _has_values(row: Sequence[str]) -> bool:
-    """Whether a row that begins with a name has figures other than years, as rows of a header have not."""
-    return bool(row[0]) and any(_FIGURE.fullmatch(cell) and not _YEAR.fullmatch(cell) for cell in row[1:])
+    return not any(map(FIGURE.fullmatch, row))
 
 
 def _spans(rows: Iterable[Row], known: Sequence[tuple[float, float]], gutter: float) -> list[tuple[float, float]]:
@@ -257,15 +253,21 @@ def _made(
     if not _is_table(cells, several, columns, texts):
         return None
     start = first
-    while start > free and _is_header_of(rows[start - 1], rows[start], columns):
+    while start > free and _stands_above(rows[start - 1], rows[start], columns):
         start -= 1
-    above = [_by_span(rows[i], columns) for i in range(start, first)]
-    made = _logical_rows(rows[first:end], cells, columns, how)
-    if above and _has_values(made[0]):
-        made = [merged_header(above), *made]
-    elif above:
-        made = [merged_header([*above, made[0]]), *made[1:]]
-    return [Table(made, [word for i in range(start, end) for word in rows[i].words], columns)]
+    header: list[HeaderRow] = []
+    if start < first:
+        above = [_by_span(row, columns) for row in rows[start : first + 1]]
+        if not has_values([text for _, text in above[0]]):
+            header = above[: header_depth(above)]
+    body = min(start + len(header), first)
+    cells[:0] = [_by_column(row, columns) for row in rows[start:first]]
+    made = _logical_rows(rows[body:end], cells[body - start :], columns, how)
+    if len(header) > first - start:
+        header[-1] = [(None, text) for text in made.pop(0)]
+    if header:
+        made.insert(0, merged_header(header))
+    return [Table(made, [word for row in rows[start:end] for word in row.words], columns)]
 
 
 def _by_column(row: Row, columns: list[tuple[float, float]]) -> dict[int, list[Word]]:
@@ -360,8 +362,8 @@ def _alignment(column: list[_Cell], size: float) -> float:
     return best / len(column)
 
 
-def _is_header_of(row: Row, below: Row, columns: list[tuple[float, float]]) -> bool:
-    """Whether a row above the first one has cells over several columns."""
+def _stands_above(row: Row, below: Row, columns: list[tuple[float, float]]) -> bool:
+    """Whether a row above the first one is of the table, too: its cells may be over several columns."""
     if row.y - below.y > 2 * max(row.size, below.size) or row.size > 1.12 * below.size or len(row.runs) < 2:
         return False
     return all(any(left <= run[1] and run[0] <= right for left, right in columns) for run in row.runs) and (
@@ -369,8 +371,8 @@ def _is_header_of(row: Row, below: Row, columns: list[tuple[float, float]]) -> b
     )
 
 
-def _by_span(row: Row, columns: list[tuple[float, float]]) -> list[str]:
-    """The text of a header above each column; each column belongs to the run whose middle is nearest.
+def _by_span(row: Row, columns: list[tuple[float, float]]) -> HeaderRow:
+    """The cells of a header above each column; each column belongs to the run whose middle is nearest.
 
     A run that is nearest to none stands in the column that is nearest to it."""
     runs = [(left, right, " ".join(w.text for w in row.words if left <= w.left <= right)) for left, right in row.runs]
@@ -383,7 +385,9 @@ def _by_span(row: Row, columns: list[tuple[float, float]]) -> list[str]:
     for i in set(range(len(runs))).difference(*found):
         own = (runs[i][0] + runs[i][1]) / 2
         found[min(range(len(columns)), key=lambda column: abs(middles[column] - own))].add(i)
-    return [" ".join(runs[i][2] for i in sorted(one)) for one in found]
+    texts = [" ".join(runs[i][2] for i in sorted(one)) for one in found]
+    # a run over the first two columns is more likely two names that stand near one another
+    return [((row.y, i > 0, *found[i]), text) for i, text in enumerate(texts)]
 
 
 def _logical_rows(

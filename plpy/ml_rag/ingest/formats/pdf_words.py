@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
 #: joins the lines of a cell
 Join = Callable[[str, str], str]
@@ -15,6 +17,11 @@ SNAP = 3.0
 GAP, GUTTER = 1.0, 0.5
 #: characters of a line of a column of running text
 TEXT_CHARACTERS = 24
+#: a value; a year is the name of a column as well
+FIGURE = re.compile(r"[\d.,:%$€£¥()+/ -]*\d[\d.,:%$€£¥()+/ -]*")
+_YEAR = re.compile(r"(?:19|20)\d\d")
+#: rows of a header
+MAX_HEADER = 4
 #: words that are read against the direction of their page
 _AGAINST = re.compile("-*<(?:[<-]*<)?")
 
@@ -49,6 +56,10 @@ class Table:
     columns: list[tuple[float, float]]
     #: what stands above all columns
     title: str = ""
+
+
+#: for each column of a row of a header what tells its cell from others, None if it has none, and the text
+HeaderRow = Sequence[tuple[Any, str]]
 
 
 @dataclass(slots=True)
@@ -120,6 +131,38 @@ def cell_text(words: Sequence[Word], join: Join) -> str:
     return text
 
 
-def merged_header(rows: list[list[str]]) -> list[str]:
+def merged_header(rows: Sequence[HeaderRow]) -> list[str]:
     """Rows of a header as one: what stands above a cell comes first, once."""
-    return [" ".join(dict.fromkeys(filter(None, column))) for column in zip(*rows, strict=True)]
+    return [" ".join(dict.fromkeys(text for _, text in column if text)) for column in zip(*rows, strict=True)]
+
+
+def header_depth(rows: Sequence[HeaderRow]) -> int:
+    """How many rows the header has: those below the first divide a cell over several columns, and are not records.
+
+    A record begins with a name. So does a row of a header only below a cell over several columns, or as the second row
+    if the first one begins with no name. More rows are part of a divided header if its first cell goes over them.
+    """
+    above, *others = rows
+    depth = 1
+    for i, row in enumerate(others[: MAX_HEADER - 1], 2):
+        own = [(cell, text if cell != over else "") for (cell, text), (over, _) in zip(row, above, strict=True)]
+        texts = [text for _, text in own]
+        divides = any(
+            over is not None and over == beside and one != other and text and next_text
+            for ((over, _), (beside, _)), ((one, text), (other, next_text)) in zip(
+                pairwise(above), pairwise(own), strict=True
+            )
+        )
+        is_named = texts[0] and not (above[0][1] and above[0][0] == above[1][0])
+        is_record = is_named and (above[0][1] or i > 2 or has_values(texts))
+        if (divides or (depth > 1 and row[0][1] and row[0] == rows[0][0])) and not is_record:
+            depth = i
+        elif any(texts):
+            break
+        above = [one if one[1] else over for one, over in zip(own, above, strict=True)]
+    return depth
+
+
+def has_values(row: Sequence[str]) -> bool:
+    """Whether a row that begins with a name has figures other than years, as rows of a header have not."""
+    return bool(row[0]) and any(FIGURE.fullmatch(cell) and not _YEAR.fullmatch(cell) for cell in row[1:])
