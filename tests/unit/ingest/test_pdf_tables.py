@@ -305,6 +305,35 @@ def test_records_are_rows_if_only_those_below_show_the_columns(
     assert text.splitlines()[2:] == [f"| {' | '.join(row)} |" for row in rows]
 
 
+def test_records_above_a_line_are_rows() -> None:
+    rows = [
+        ["Random", "7", "47.0"],
+        ["Dense", "7", "50.0"],
+        ["Gold", "7", "42.6"],
+        ["Both", "9", "51.5"],
+        ["None", "9", "3.2"],
+    ]
+    (text,) = blocks(placed_pdf(grid(rows, [72, 200, 300]), lines=[(72, 667, 330, 667)]))
+    first, _, *others = text.splitlines()
+    assert [first, *others] == [f"| {' | '.join(row)} |" for row in rows]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [["Lamp", "7", "47.00"], ["Tent", "12", "3.20"], ["Rope", "9", "1,250.00"]],
+        [["1", "2.5"], ["2", "7.1"], ["3", "8.9"]],
+    ],
+)
+def test_names_of_columns_may_stand_beside_the_values(rows: list[list[str]]) -> None:
+    """As centred ones above short values in wide columns do."""
+    names = ["Item", "Unit price", "Quantity"][: len(rows[0])]
+    n = len(names)
+    (text,) = blocks(placed_pdf([*grid([names], [110, 230, 365][:n], top=720), *grid(rows, [72, 200, 330][:n])]))
+    first, _, *others = text.splitlines()
+    assert [first, *others] == [f"| {' | '.join(row)} |" for row in (names, *rows)]
+
+
 def ruled(rows: list[list[tuple[str, int, int]]]) -> str:
     """The text of a ruled table of cells: text, columns and rows that it goes over."""
     width = sum(columns for _, columns, _ in rows[0])

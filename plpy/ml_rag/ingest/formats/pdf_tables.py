@@ -168,6 +168,18 @@ def _parts(columns: list[tuple[float, float]], row: Row) -> bool:
     return max(below.values(), default=0) > 1
 
 
+def _is_beside(row: Row, below: Row, gutter: float) -> bool:
+    """Whether a row names the columns of the one below it, which has values, and names stand beside these."""
+    columns = _spans((below,), (), gutter)
+    names = _texts(row, _one_each(row, columns))
+    return (
+        1 < len(columns) < len(_spans((row,), columns, gutter))
+        and bool(names)
+        and _names_columns([text for _, _, text in names])
+        and has_values([text for _, _, text in _texts(below, columns)])
+    )
+
+
 def _unruled(words: Sequence[Word], how: _Setting, depth: int) -> list[Table]:
     rows = visual_rows(words, how.scale)
     if not 1 < sum(len(row.runs) > 1 for row in rows) <= _MAX_ROWS or depth > _MAX_DEPTH:
@@ -199,7 +211,7 @@ def _extent(rows: list[Row], first: int, scale: float) -> tuple[int, list[tuple[
         step = rows[i - 1].y - row.y
         if step > max(2.4 * max(size, row.size), 1.7 * most if end - first > 1 else 0.0):
             break
-        if end - first == 1 and _parts(columns, row):
+        if end - first == 1 and (_parts(columns, row) or _is_beside(rows[first], row, gutter)):
             break  # so far a header over columns of this row
         more = _spans((row,), columns, gutter)
         if _keeps(columns, more):
@@ -250,7 +262,8 @@ def _made(
             inside = [word for line in cells for column in range(low, high) for word in line.get(column, ())]
             found += _unruled(inside, how, depth + 1)
         return found
-    if not _is_table(cells, several, columns, texts):
+    is_named = first > free and _is_beside(rows[first - 1], rows[first], GUTTER * how.scale * rows[first].size)
+    if not _is_table(cells, several, columns, texts, is_named=is_named):
         return None
     start = first
     while start > free and _stands_above(rows[start - 1], rows[start], columns):
@@ -333,11 +346,14 @@ def _is_table(
     several: list[Row],
     columns: list[tuple[float, float]],
     texts: list[list[_Cell]],
+    *,
+    is_named: bool,
 ) -> bool:
     filled = sum(len(line) for line in cells if len(line) > 1)
     if filled < 0.4 * len(columns) * len(several):
         return False
-    if len(columns) == 2 and sum(_ENUMERATOR.match(text) is not None for text, _ in texts[0]) >= 0.5 * len(texts[0]):
+    is_list = len(columns) == 2 and not is_named
+    if is_list and sum(_ENUMERATOR.match(text) is not None for text, _ in texts[0]) >= 0.5 * len(texts[0]):
         return False  # a list
     inked = [sum(word.right - word.left for word in row.words) for row in several]
     wide = [row.words[-1].right - row.words[0].left for row in several]
@@ -362,20 +378,45 @@ def _alignment(column: list[_Cell], size: float) -> float:
     return best / len(column)
 
 
+def _texts(row: Row, places: Sequence[tuple[float, float]]) -> list[tuple[float, float, str]]:
+    return [(left, right, " ".join(w.text for w in row.words if left <= w.left <= right)) for left, right in places]
+
+
+def _one_each(row: Row, columns: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    """The runs of a row, or its blocks, if each column has one: between the columns beside it."""
+    rights, lefts = [right for _, right in columns[:-1]], [left for left, _ in columns[1:]]
+    for places in (row.blocks, row.runs):
+        if (
+            len(places) == len(columns)
+            and all(after < left for after, (left, _) in zip(rights, places[1:], strict=True))
+            and all(right < before for before, (_, right) in zip(lefts, places[:-1], strict=True))
+        ):
+            return places
+    return ()
+
+
 def _stands_above(row: Row, below: Row, columns: list[tuple[float, float]]) -> bool:
     """Whether a row above the first one is of the table, too: its cells may be over several columns."""
-    if row.y - below.y > 2 * max(row.size, below.size) or row.size > 1.12 * below.size or len(row.runs) < 2:
+    step = (row.y - below.y) / max(row.size, below.size)
+    if step > 2.4 or row.size > 1.12 * below.size or len(row.runs) < 2:
         return False
-    return all(any(left <= run[1] and run[0] <= right for left, right in columns) for run in row.runs) and (
-        columns[0][0] - 2 <= row.runs[0][0] and row.runs[-1][1] <= columns[-1][1] + row.size
+    if _one_each(row, columns):
+        return True
+    return (
+        step <= 2
+        and all(any(left <= run[1] and run[0] <= right for left, right in columns) for run in row.runs)
+        and (columns[0][0] - 2 <= row.runs[0][0] and row.runs[-1][1] <= columns[-1][1] + row.size)
     )
 
 
 def _by_span(row: Row, columns: list[tuple[float, float]]) -> HeaderRow:
     """The cells of a header above each column; each column belongs to the run whose middle is nearest.
 
-    A run that is nearest to none stands in the column that is nearest to it."""
-    runs = [(left, right, " ".join(w.text for w in row.words if left <= w.left <= right)) for left, right in row.runs]
+    A run that is nearest to none stands in the column that is nearest to it.
+    """
+    if each := _one_each(row, columns):
+        return [((row.y, left), text) for left, _, text in _texts(row, each)]
+    runs = _texts(row, row.runs)
     middles = [(left + right) / 2 for left, right in columns]
     found: list[set[int]] = []
     for (left, right), middle in zip(columns, middles, strict=True):
@@ -428,7 +469,14 @@ def _logical_rows(
         first = [i for i, row in enumerate(rows) if row.y > between[-1]] or [
             i for i, row in enumerate(rows) if len(between) > 1 and row.y > between[-2]
         ]
-        if 1 < len(first) <= 3 and len(first) < len(rows) - 1:
+        if (
+            1 < len(first) <= 3
+            and len(first) < len(rows) - 1
+            and not any(
+                has_values([cell_text(cells[i].get(column, ()), how.join) for column in range(len(columns))])
+                for i in first
+            )
+        ):
             groups = [first, *([i for i in group if i not in first] for group in groups)]
             groups = [group for group in groups if group]
     made = []
