@@ -107,6 +107,24 @@ def test_lines_of_a_cell_without_rules_are_told_from_rows_by_their_distance() ->
     assert text.splitlines()[2:] == ["| Bolt | kept in the upper drawer | 12 |", "| Nut | none | 7 |"]
 
 
+def test_lines_of_a_cell_may_stand_above_the_others_of_their_row() -> None:
+    """As cells at the bottom of their rows do."""
+    rows = [
+        ["A1", "Moving the archive\nTo a new server", "2"],
+        ["A2", "Travel", "1"],
+        ["A3", "Paper\n80 g\nWhite", "7"],
+    ]
+    texts = grid([["No", "Description", "Count"]], [72, 120, 300], top=722)
+    top = 700.0
+    for number, lines, count in rows:
+        bottom = top - 12 * lines.count("\n")
+        texts += [(72, bottom, number), *grid([[lines]], [120], top=top), (300, bottom, count)]
+        top = bottom - 22
+    (text,) = blocks(placed_pdf(texts))
+    assert text.splitlines()[0] == "| No | Description | Count |"
+    assert text.splitlines()[2:] == [f"| {' | '.join(row)} |".replace("\n", " ") for row in rows]
+
+
 def middle(rows: list[list[str]], xs: list[float], step: float) -> list[Text]:
     """As ``grid``, each cell in the middle of its row, as browsers print them."""
     texts: list[Text] = []

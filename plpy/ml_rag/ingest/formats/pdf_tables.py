@@ -215,7 +215,8 @@ def _extent(rows: list[Row], first: int, scale: float) -> tuple[int, list[tuple[
             break  # so far a header over columns of this row
         more = _spans((row,), columns, gutter)
         if _keeps(columns, more):
-            if len(row.runs) == 1 and (row.size > 1.12 * size or step > 1.5 * max(most, 1.25 * size)):
+            is_apart = step > 1.5 * max(most, 1.25 * size) and row.runs[0][0] < columns[0][1]
+            if len(row.runs) == 1 and (row.size > 1.12 * size or is_apart):
                 break  # a heading
             columns = more
             if len(row.runs) > 1:
@@ -446,8 +447,9 @@ def _logical_rows(
     is_ruled = len(between) >= 0.5 * len(rows) and len(between) > 3
     uniform = not steps or max(steps) < 1.25 * tight or not any(step > 1.25 * tight for step in steps)
     groups: list[list[int]] = [[0]]
+    held = set(cells[0])  # columns of the last group
     for i in range(1, len(rows)):
-        line, before = cells[i], cells[groups[-1][0]]
+        line = cells[i]
         crossed = bisect_right(between, rows[i - 1].y) - bisect_right(between, rows[i].y) > 0
         if is_ruled:
             goes_on = not crossed
@@ -458,12 +460,17 @@ def _logical_rows(
         else:
             step = steps[i - 1]
             goes_on = step <= 1.25 * tight and (
-                (set(line) < set(before) and (0 not in line or len(line) == 1)) or _continues(line, before, 0 in line)
+                (set(line) < held and (0 not in line or len(line) == 1))
+                # cells at the bottom of their rows, lines of one above the others
+                or (len(held) == 1 and 0 not in held and held <= set(line))
+                or _continues(line, cells[groups[-1][0]], 0 in line)
             )
         if goes_on:
             groups[-1].append(i)
+            held.update(line)
         else:
             groups.append([i])
+            held = set(line)
     # a header over several lines ends with the first rule
     if not is_ruled and between:
         first = [i for i, row in enumerate(rows) if row.y > between[-1]] or [
