@@ -125,6 +125,16 @@ def test_lines_of_a_cell_may_stand_above_the_others_of_their_row() -> None:
     assert text.splitlines()[2:] == [f"| {' | '.join(row)} |".replace("\n", " ") for row in rows]
 
 
+def test_records_of_a_group_that_is_named_once_are_rows() -> None:
+    """Where the groups are further apart than their records."""
+    texts = grid([["Region", "Goods", "Pieces"]], [72, 160, 260], top=722)
+    groups = [[[name, "Lamps", "12"], ["", "Tents", "15"], ["", "Ropes", "170"]] for name in ("North", "South")]
+    for i, group in enumerate(groups):
+        texts += grid(group, [72, 160, 260], top=700 - 46 * i, step=12)
+    (text,) = blocks(placed_pdf(texts))
+    assert text.splitlines()[2:] == [f"| {' | '.join(row)} |" for group in groups for row in group]
+
+
 def middle(rows: list[list[str]], xs: list[float], step: float) -> list[Text]:
     """As ``grid``, each cell in the middle of its row, as browsers print them."""
     texts: list[Text] = []

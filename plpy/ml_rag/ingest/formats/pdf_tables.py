@@ -460,7 +460,7 @@ def _logical_rows(
         else:
             step = steps[i - 1]
             goes_on = step <= 1.25 * tight and (
-                (set(line) < held and (0 not in line or len(line) == 1))
+                (set(line) < held and (0 not in line or len(line) == 1) and not _has_values_below(line, cells[i - 1]))
                 # cells at the bottom of their rows, lines of one above the others
                 or (len(held) == 1 and 0 not in held and held <= set(line))
                 or _continues(line, cells[groups[-1][0]], 0 in line)
@@ -493,6 +493,15 @@ def _logical_rows(
             texts[column] = cell_text([word for i in group for word in cells[i].get(column, ())], how.join)
         made.append(texts)
     return made
+
+
+def _has_values_below(line: dict[int, list[Word]], before: dict[int, list[Word]]) -> bool:
+    """Whether a line has a value below a value, which is that of another record, as of a group with one name."""
+    return any(
+        column in before
+        and all(FIGURE.fullmatch(" ".join(word.text for word in cell)) for cell in (words, before[column]))
+        for column, words in line.items()
+    )
 
 
 def _continues(line: dict[int, list[Word]], before: dict[int, list[Word]], has_key: bool) -> bool:
