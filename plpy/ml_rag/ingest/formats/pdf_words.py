@@ -17,7 +17,6 @@ SNAP = 3.0
 GAP, GUTTER = 1.0, 0.5
 #: characters of a line of a column of running text
 TEXT_CHARACTERS = 24
-#: a value; a year is the name of a column as well
 FIGURE = re.compile(r"[\d.,:%$€£¥()+/ -]*\d[\d.,:%$€£¥()+/ -]*")
 _YEAR = re.compile(r"(?:19|20)\d\d")
 #: rows of a header
@@ -139,22 +138,23 @@ def merged_header(rows: Sequence[HeaderRow]) -> list[str]:
 def header_depth(rows: Sequence[HeaderRow]) -> int:
     """How many rows the header has: those below the first divide a cell over several columns, and are not records.
 
-    A record begins with a name. So does a row of a header only below a cell over several columns, or as the second row
-    if the first one begins with no name. More rows are part of a divided header if its first cell goes over them.
+    A record has its name or a value below the name of one column. Without one above the first column, it begins with a
+    name and has values, or stands below two rows. If the first cell of a divided header goes over more rows, these are
+    part of it.
     """
     above, *others = rows
     depth = 1
     for i, row in enumerate(others[: MAX_HEADER - 1], 2):
         own = [(cell, text if cell != over else "") for (cell, text), (over, _) in zip(row, above, strict=True)]
         texts = [text for _, text in own]
-        divides = any(
-            over is not None and over == beside and one != other and text and next_text
-            for ((over, _), (beside, _)), ((one, text), (other, next_text)) in zip(
-                pairwise(above), pairwise(own), strict=True
-            )
+        wide = [c for c, (one, following) in enumerate(pairwise(above)) if one[1] and one[0] == following[0]]
+        divides = any(own[c][0] != own[c + 1][0] and texts[c] and texts[c + 1] for c in wide)
+        named = [c for c, (_, name) in enumerate(above) if name and c not in wide and c - 1 not in wide]
+        is_record = (
+            any(is_value(texts[c]) or (texts[c] and c == 0) for c in named)
+            if above[0][1]
+            else texts[0] and (i > 2 or has_values(texts))
         )
-        is_named = texts[0] and not (above[0][1] and above[0][0] == above[1][0])
-        is_record = is_named and (above[0][1] or i > 2 or has_values(texts))
         if (divides or (depth > 1 and row[0][1] and row[0] == rows[0][0])) and not is_record:
             depth = i
         elif any(texts):
@@ -164,5 +164,10 @@ def header_depth(rows: Sequence[HeaderRow]) -> int:
 
 
 def has_values(row: Sequence[str]) -> bool:
-    """Whether a row that begins with a name has figures other than years, as rows of a header have not."""
-    return bool(row[0]) and any(FIGURE.fullmatch(cell) and not _YEAR.fullmatch(cell) for cell in row[1:])
+    """Whether a row that begins with a name has values, as rows of a header have not."""
+    return bool(row[0]) and any(map(is_value, row[1:]))
+
+
+def is_value(text: str) -> bool:
+    """Whether a text is a figure other than a year, which may be the name of a column."""
+    return FIGURE.fullmatch(text) is not None and _YEAR.fullmatch(text) is None
