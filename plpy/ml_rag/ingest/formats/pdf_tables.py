@@ -21,6 +21,7 @@ from ml_rag.ingest.formats.pdf_words import (
     FIGURE,
     GAP,
     GUTTER,
+    MAX_HEADER,
     SNAP,
     TEXT_CHARACTERS,
     HeaderRow,
@@ -171,12 +172,11 @@ def _parts(columns: list[tuple[float, float]], row: Row) -> bool:
 def _is_beside(row: Row, below: Row, gutter: float) -> bool:
     """Whether a row names the columns of the one below it, which has values, and names stand beside these."""
     columns = _spans((below,), (), gutter)
-    names = _texts(row, _one_each(row, columns))
+    names = _one_each(row, columns)
     return (
-        1 < len(columns) < len(_spans((row,), columns, gutter))
-        and bool(names)
-        and _names_columns([text for _, _, text in names])
-        and has_values([text for _, _, text in _texts(below, columns)])
+        1 < len(names) < len(_spans((row,), columns, gutter))
+        and _names_columns(_texts(row, names))
+        and has_values(_texts(below, columns))
     )
 
 
@@ -271,7 +271,7 @@ def _made(
         start -= 1
     header: list[HeaderRow] = []
     if start < first:
-        above = [_by_span(row, columns) for row in rows[start : first + 1]]
+        above = [_by_span(row, columns) for row in rows[start : first + 1][:MAX_HEADER]]
         if not has_values([text for _, text in above[0]]):
             header = above[: header_depth(above)]
     body = min(start + len(header), first)
@@ -379,8 +379,13 @@ def _alignment(column: list[_Cell], size: float) -> float:
     return best / len(column)
 
 
-def _texts(row: Row, places: Sequence[tuple[float, float]]) -> list[tuple[float, float, str]]:
-    return [(left, right, " ".join(w.text for w in row.words if left <= w.left <= right)) for left, right in places]
+def _texts(row: Row, places: Sequence[tuple[float, float]]) -> list[str]:
+    """The words of a row by the runs, blocks or columns that they stand in."""
+    lefts = [left for left, _ in places[1:]]
+    found: list[list[str]] = [[] for _ in places]
+    for word in row.words:
+        found[bisect_right(lefts, word.left)].append(word.text)
+    return [" ".join(texts) for texts in found]
 
 
 def _one_each(row: Row, columns: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
@@ -416,18 +421,18 @@ def _by_span(row: Row, columns: list[tuple[float, float]]) -> HeaderRow:
     A run that is nearest to none stands in the column that is nearest to it.
     """
     if each := _one_each(row, columns):
-        return [((row.y, left), text) for left, _, text in _texts(row, each)]
-    runs = _texts(row, row.runs)
+        return [((row.y, place), text) for place, text in zip(each, _texts(row, each), strict=True)]
+    runs, run_texts = row.runs, _texts(row, row.runs)
     middles = [(left + right) / 2 for left, right in columns]
     found: list[set[int]] = []
     for (left, right), middle in zip(columns, middles, strict=True):
-        over = [i for i, (low, high, _) in enumerate(runs) if low <= right and left <= high]
+        over = [i for i, (low, high) in enumerate(runs) if low <= right and left <= high]
         nearest = min(range(len(runs)), key=lambda i: abs((runs[i][0] + runs[i][1]) / 2 - middle))
         found.append({over[0]} if over else {nearest} if middle > row.runs[0][0] else set())
     for i in set(range(len(runs))).difference(*found):
         own = (runs[i][0] + runs[i][1]) / 2
         found[min(range(len(columns)), key=lambda column: abs(middles[column] - own))].add(i)
-    texts = [" ".join(runs[i][2] for i in sorted(one)) for one in found]
+    texts = [" ".join(run_texts[i] for i in sorted(one)) for one in found]
     # a run over the first two columns is more likely two names that stand near one another
     return [((row.y, i > 0, *found[i]), text) for i, text in enumerate(texts)]
 
