@@ -170,13 +170,16 @@ def _parts(columns: list[tuple[float, float]], row: Row) -> bool:
 
 
 def _is_beside(row: Row, below: Row, gutter: float) -> bool:
-    """Whether a row names the columns of the one below it, which has values, and names stand beside these."""
+    """Whether a row names the columns of the one below it, and names stand beside the cells.
+
+    Two columns of words may be text.
+    """
     columns = _spans((below,), (), gutter)
     names = _one_each(row, columns)
     return (
         1 < len(names) < len(_spans((row,), columns, gutter))
         and _names_columns(_texts(row, names))
-        and has_values(_texts(below, columns))
+        and (len(names) > 2 or has_values(_texts(below, columns)))
     )
 
 
