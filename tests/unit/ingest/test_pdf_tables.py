@@ -350,6 +350,7 @@ def test_records_above_a_line_are_rows() -> None:
     "rows",
     [
         [["Lamp", "7", "47.00"], ["Tent", "12", "3.20"], ["Rope", "9", "1,250.00"]],
+        [["Lamp", "red", "old"], ["Tent", "green", "new"], ["Rope", "blue", "old"]],
         [["1", "2.5"], ["2", "7.1"], ["3", "8.9"]],
     ],
 )
