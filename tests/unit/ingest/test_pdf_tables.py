@@ -358,7 +358,7 @@ def test_names_of_columns_may_stand_beside_the_values(rows: list[list[str]]) -> 
     """As centred ones above short values in wide columns do."""
     names = ["Item", "Unit price", "Quantity"][: len(rows[0])]
     n = len(names)
-    (text,) = blocks(placed_pdf([*grid([names], [110, 230, 365][:n], top=720), *grid(rows, [72, 200, 330][:n])]))
+    (text,) = blocks(placed_pdf([*grid([names], [110, 240, 370][:n], top=720), *grid(rows, [72, 200, 330][:n])]))
     first, _, *others = text.splitlines()
     assert [first, *others] == [f"| {' | '.join(row)} |" for row in (names, *rows)]
 
