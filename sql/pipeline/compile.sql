@@ -83,7 +83,7 @@ COMMENT ON FUNCTION ml_rag.statement(text, jsonb) IS
 $$the SQL statement that retrieves for a call, with its values in it: SELECT ml_rag.statement('What is AutoML?')
 Run by the same role it gives the rows of ml_rag_search; it can be changed, and given to EXPLAIN (ANALYZE,
 BUFFERS). Lines before it say which settings it is run with, and what follows it. What a model does
-(embedding) is done before and stands in it as a value; rows that were found before, such as those of a narrow
-filter, by their places (ctid), which are those of other rows after VACUUM: run it soon. options: those of ml_rag. Nothing of policies or of
-the definitions of views is in it. Errors: as ml_rag; 0A000 for a call that one statement cannot answer, and
-why.$$;
+(embedding) is done before and stands in it as a value; rows that were found before, such as those of a
+narrow filter, by their places (ctid), which are those of other rows after VACUUM: run it soon. options: those
+of ml_rag. Nothing of policies or of the definitions of views is in it. Errors: as ml_rag; 0A000 for a call
+that one statement cannot answer, and why.$$;

@@ -38,8 +38,11 @@ BEGIN
           format('left(ml_rag._as_jsonb(t.%1$I) ->> ''title'', 300) AS title,'
             ' left(ml_rag._as_jsonb(t.%1$I) -> ''headings'' ->> -1, 300) AS heading', _store.metadata)
           ELSE 'NULL AS title, NULL AS heading' END),
-      format('WHERE t.%I IS NOT NULL) AS r WHERE length(r.name) <= %s OR r.name = ANY ($1)'
-        ' ORDER BY r.name, r.place) AS n ORDER BY n.name = ANY ($1) DESC, n.name LIMIT %s) AS d',
+      -- what is not valid in the encoding of the database has no length
+      format('WHERE t.%1$I IS NOT NULL) AS r WHERE octet_length(r.name) <= 4 * %2$s OR r.name = ANY ($1)'
+        ' ORDER BY r.name, r.place) AS n ORDER BY n.name = ANY ($1) DESC, n.name LIMIT %3$s) AS d WHERE CASE '
+        'WHEN ml_rag._is_text(concat(d.name, d.title, d.heading)) THEN length(d.name) <= %2$s OR '
+        'd.name = ANY ($1) ELSE false END',
         coalesce(_store.document_name, _store.segment), _longest, _most), first)::jsonb, '[]');
   END LOOP;
   RETURN _documents;

@@ -100,6 +100,17 @@ def test_a_name_that_is_broken_is_none_of_a_document(writer: Connection, owner: 
     assert owner.execute("SELECT ml_rag.documents_below('kb', 'go')").fetchall() == [("good",)]
 
 
+@pytest.mark.parametrize("options", [{"query_options": {"document_names": True}}, {"document_name": ["good", "nope"]}])
+def test_a_name_that_is_broken_fails_no_call_that_looks_for_names(
+    writer: Connection, asker: Connection, options: dict[str, Any]
+) -> None:
+    writer.execute(
+        "INSERT INTO kb (document_name, metadata, segment, document_id, segment_number, segment_embedding)"
+        f" VALUES ('go' || pg_temp.broken(), '{{}}', 'x', 2, 1, '{NEAR}')".encode()
+    )
+    search(asker, "what does foo.txt say?", options)
+
+
 @pytest.mark.parametrize("destination", ["column", "table"])
 def test_a_key_that_is_broken_keeps_no_run_of_a_vectorizer_going(
     writer: Connection, owner: Connection, destination: str
