@@ -42,6 +42,7 @@ DECLARE
   _options jsonb;
   _store record;
   _key record;
+  _taken name;
   _columns text;
   _same text;
   _document text;
@@ -67,7 +68,14 @@ BEGIN
   END IF;
   -- the table, empty, for the owner of the store
   _key := ml_rag._primary_key(store);
-  IF (_options ->> 'parent' = 'document' OR _options ->> 'transform' = 'context') AND EXISTS (
+  _taken := (SELECT k FROM unnest(_key.key) AS k WHERE k IN ('node_number', 'parent_number', 'node',
+    'text_hash', 'members', 'error', 'attempts', 'next_attempt', 'node_embedding', 'hash', 'texts', 'around',
+    'document') LIMIT 1);
+  IF _taken IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '42701', MESSAGE = format('"%s" cannot have node groups', store),
+      DETAIL = format('Column %I of its primary key has the name of one of the nodes.', _taken),
+      HINT = format('Rename it: ALTER TABLE %s RENAME %I TO …;', store, _taken);
+  ELSIF (_options ->> 'parent' = 'document' OR _options ->> 'transform' = 'context') AND EXISTS (
     SELECT FROM unnest(_key.types) AS t WHERE t ~ ' with time zone$') THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot have such a node group', store),
       DETAIL = format('Its primary key is of type %s. The nodes of a document have the keys of its segments '

@@ -180,6 +180,13 @@ def test_what_cannot_be_made_is_refused_before_anything_is(
     assert store.execute("SELECT * FROM ml_rag.node_group").fetchall() == []
 
 
+@pytest.mark.parametrize("name", ["hash", "node"])
+def test_a_key_has_no_name_of_a_column_of_nodes(owner: Connection, models: ModelsServer, name: str) -> None:
+    owner.execute(f"CREATE TABLE notes ({name} text PRIMARY KEY, document_name text, segment text)")
+    with error("42701", "cannot have node groups", f"Column {name} of its primary key"):
+        create(owner, "parts", transform="sentence", store="notes", embed=False)
+
+
 def test_nodes_of_documents_have_keys_that_are_the_same_to_all(owner: Connection, models: ModelsServer) -> None:
     """The text of a time depends on the TimeZone of the session."""
     owner.execute(
