@@ -17,7 +17,10 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from support.cluster import Database
+from support.models_server import models
 from support.processes import wait_until
+
+__all__ = ["models"]
 
 MISSING = [name for name in ("langchain_tests", "mcp", "llama_index", "asyncpg", "psycopg_pool") if not find_spec(name)]
 collect_ignore_glob = ["test_[!o]*.py"] if MISSING else []

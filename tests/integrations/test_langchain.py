@@ -23,6 +23,8 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from ml_rag.errors import MlRagError
 from ml_rag.integrations.langchain import MlRagChatMessageHistory, MlRagRetriever, MlRagVectorStore, filters
 from support.cluster import Connection, Database, value_of
+from support.embeddings import add, assert_embedded, use, vectors
+from support.models_server import ModelsServer
 from support.processes import wait_until
 from support.stores import as_text, create_store, error, fake_embedding
 
@@ -246,6 +248,38 @@ def test_a_hit_without_a_distance(owner: Connection, boats: MlRagVectorStore) ->
     assert {document.id: distance for document, distance in found}["c"] == math.inf
     assert [d.id for d in boats.max_marginal_relevance_search("Rome green house", 4, options=words)] == ["d"]
     assert boats.max_marginal_relevance_search("green", 4, options=words) == []
+
+
+def test_each_embedding_gets_vectors_of_its_own_model(owner: Connection, models: ModelsServer, asker_dsn: str) -> None:
+    """Whichever is the default one, and was when the object was made; a search is by the default one."""
+    former = MlRagVectorStore(asker_dsn, "public.boats")
+    former.add_texts(["red boat", "house"], ids=["a", "b"])
+    for name, model in (("more", "other"), ("small", "narrow")):
+        add(owner, name, model, "boats")
+    use(owner, "small", "boats")
+    later = MlRagVectorStore(asker_dsn, "public.boats")
+    for store, ids in ((former, ["a", "c"]), (later, ["b", "d"])):
+        store.add_texts([f"blue boat {id}" for id in ids], ids=ids)
+        (found, *_) = store.similarity_search_with_score("blue boat d" if store is later else "blue boat c", 1)
+        assert (found[0].id, found[1]) == (ids[1], pytest.approx(0, abs=1e-4))
+        assert [d.id for d in store.max_marginal_relevance_search(f"blue boat {ids[0]}", 1)] == [ids[0]]
+        store.close()
+    for column, model in (("", "fake-embed"), ("_more", "other"), ("_small", "narrow")):
+        assert_embedded(owner, model, "boats", f"segment_embedding{column}")
+
+
+def test_own_vectors_beside_another_embedding(owner: Connection, models: ModelsServer, asker_dsn: str) -> None:
+    embeds = DeterministicFakeEmbedding(size=16)
+    owner.execute("SELECT ml_rag.create_store('public.boats'); ALTER TABLE boats ADD id text UNIQUE")
+    owner.execute("GRANT SELECT, INSERT, UPDATE ON boats TO ml_rag_user")
+    store = MlRagVectorStore(asker_dsn, "public.boats", embeds)
+    store.add_texts(["red boat"])
+    add(owner, "more", "narrow", "boats")
+    store.add_texts(["blue boat"])
+    own = dict(zip(("red boat", "blue boat"), embeds.embed_documents(["red boat", "blue boat"]), strict=True))
+    assert vectors(owner, "boats") == {text: pytest.approx(vector, abs=1e-6) for text, vector in own.items()}
+    assert_embedded(owner, "narrow", "boats")
+    store.close()
 
 
 def test_search_by_a_vector(boats: MlRagVectorStore) -> None:

@@ -26,6 +26,9 @@ from psycopg.types.json import Jsonb
 from ml_rag.errors import MlRagError
 from ml_rag.integrations.llama_index import MlRagRetriever, MlRagVectorStore
 from support.cluster import Connection, Database
+from support.embeddings import assert_embedded
+from support.models_server import ModelsServer
+from support.processes import Background, wait_until
 from support.stores import create_store, error, fake_embedding
 
 TEXTS = {
@@ -72,6 +75,26 @@ def ids(store: MlRagVectorStore, text: str = "boat", **kwargs: Any) -> set[str]:
 
 def one(key: str, value: Any, operator: FilterOperator = FilterOperator.EQ) -> MetadataFilters:
     return MetadataFilters(filters=[MetadataFilter(key=key, value=value, operator=operator)])
+
+
+def test_vectors_are_of_the_model_that_the_table_has_by_now(
+    owner: Connection, models: ModelsServer, asker_dsn: str
+) -> None:
+    """Of a table that was dropped and created again; a write that waits for that fails."""
+    store = MlRagVectorStore(asker_dsn, "public.nodes")
+    store.add(nodes())
+    with psycopg.connect(asker_dsn) as other:
+        other.execute("DROP TABLE nodes")
+        other.execute("SELECT ml_rag.create_store('public.nodes', '{\"embed_model_id\": \"other\"}')")
+        other.execute("ALTER TABLE nodes ADD id text UNIQUE")
+        adding = Background(lambda: store.add(nodes()))
+        wait_until(lambda: owner.execute("SELECT FROM pg_locks WHERE NOT granted").fetchone() is not None)
+        other.commit()
+        with error("42P01", 'table "public.nodes" does not exist any more', "Try again"):
+            adding.result()
+    store.add(nodes())
+    assert_embedded(owner, "other", "nodes", "segment_embedding")
+    store.close()
 
 
 def test_a_row_with_the_last_number_keeps_no_node_out(db: Database, store: MlRagVectorStore) -> None:

@@ -146,16 +146,18 @@ class MlRagVectorStore(VectorStore):
         filter: Mapping[str, Any] | None,
         options: Mapping[str, Any] | None,
         vector: Sequence[float] | None = None,
-        name: str = "k",
+        *,
+        is_marginal: bool = False,
     ) -> list[dict[str, Any]]:
-        _check_count(name, k, 0)
+        _check_count("fetch_k" if is_marginal else "k", k, 0)
         if k == 0:
             return []
         if vector is None and self._embedding is not None:
             vector = self._embedding.embed_query(query)
         own = self._database.laid(self._options, options)
         wanted = {"distance_metric": self._distance_metric, **own, "n_citations": k}
-        return self._store.search(query, narrowed(wanted, [filters(filter)] if filter else []), vector)
+        wanted = narrowed(wanted, [filters(filter)] if filter else [])
+        return self._store.search(query, wanted, vector, with_embedding=is_marginal)
 
     def similarity_search(
         self,
@@ -214,7 +216,7 @@ class MlRagVectorStore(VectorStore):
             vector = json.loads(self._store.embedded(query))
         else:
             vector = self._embedding.embed_query(query)
-        rows = self._search(query, fetch_k, filter, options, vector, "fetch_k")
+        rows = self._search(query, fetch_k, filter, options, vector, is_marginal=True)
         return _marginal(rows, vector, k, lambda_mult)
 
     def max_marginal_relevance_search_by_vector(
@@ -229,7 +231,7 @@ class MlRagVectorStore(VectorStore):
     ) -> list[Document]:
         """The same by a vector."""
         refuse_unknown(kwargs, _MARGINAL, "max_marginal_relevance_search_by_vector")
-        rows = self._search(NO_WORDS, fetch_k, filter, options, embedding, "fetch_k")
+        rows = self._search(NO_WORDS, fetch_k, filter, options, embedding, is_marginal=True)
         return _marginal(rows, embedding, k, lambda_mult)
 
     aadd_texts, adelete, aget_by_ids = in_thread(add_texts), in_thread(delete), in_thread(get_by_ids)

@@ -1,7 +1,7 @@
 """A vector store that a framework writes to, row by row under ids of its own.
 
 The table is that of ``ml_rag.create_store`` with a column ``id``. Without vectors of the caller's the database embeds
-with the model of the store.
+with the model of each embedding that the store has.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from psycopg.types.json import Jsonb
 
 from ml_rag.errors import MlRagError
 from ml_rag.integrations.database import Database, asked
+from ml_rag.integrations.documents import quoted
 
 #: what a store without a marker, whose vectors the caller makes, is searched by
 _COLUMNS = {"segment": "segment", "segment_embedding": "segment_embedding"}
@@ -30,6 +31,14 @@ _CONDITION = sql.SQL(
     """SELECT f.condition, f.arguments
     FROM ml_rag.discover(%(names)s, vector_store_columns => %(columns)s, unmarked => %(unmarked)s) AS d
     CROSS JOIN LATERAL ml_rag.filter(d, ml_rag._parse_rag_options(%(options)s), %(parameter)s) AS f"""
+)
+#: the embeddings that are written, and until the end of the transaction the columns that they are in
+_EMBEDDINGS = sql.SQL(
+    """SELECT ml_rag._hold(ARRAY[{0}::pg_catalog.regclass::oid], true);
+    SELECT e.column_name, e.model_id FROM ml_rag._embeddings({0}::pg_catalog.regclass) AS e
+    WHERE e.column_name = 'segment_embedding'
+      OR pg_catalog.has_column_privilege({0}::pg_catalog.regclass, e.attnum, 'INSERT')
+        AND pg_catalog.has_column_privilege({0}::pg_catalog.regclass, e.attnum, 'UPDATE')"""
 )
 _ARGUMENTS = "(%(arguments)s::pg_catalog.text[])"
 #: stands for the id of a row that has none
@@ -135,12 +144,9 @@ class Store:
                 detail="Another tenant's rows of the same numbers, say, would be taken for what a search finds.",
                 hint=f'Search it by MlRagRetriever with options={{"vector_store": ["{self.name}"]}}.',
             )
-        self._model = self._marked_model()
-        if self._model is None and dimensions is None:
-            raise MlRagError(
-                f"{self.name} is not a vector store whose embedding model is known",
-                hint="Give an embedding, or see SELECT * FROM ml_rag.discover() for those that there are.",
-            )
+        self._is_marked = self._default_column() is not None
+        if not self._is_marked and dimensions is None:
+            raise self._unknown_model()
         self._has_id = "id" in columns
         self._ids_can_be_keys = columns.get("id") not in _NO_KEYS
 
@@ -184,10 +190,17 @@ class Store:
             except _PREREQUISITE:  # a server without numpy: it can be searched by vectors
                 pass
 
-    def _marked_model(self) -> str | None:
-        query = sql.SQL("SELECT d.embed_model_id FROM ml_rag.discover(%(names)s) AS d")
+    def _default_column(self) -> str | None:
+        """That of the default embedding as it is now; None where no column says its model."""
+        query = sql.SQL("SELECT d.segment_embedding FROM ml_rag.discover(%(names)s) AS d")
         found = self._database.rows(query, {"names": [self.name]})
-        return found[0]["embed_model_id"] if found else None
+        return found[0]["segment_embedding"] if found else None
+
+    def _unknown_model(self) -> MlRagError:
+        return MlRagError(
+            f"{self.name} is not a vector store whose embedding model is known",
+            hint="Give an embedding, or see SELECT * FROM ml_rag.discover() for those that there are.",
+        )
 
     @property
     def _id(self) -> sql.SQL:
@@ -217,8 +230,22 @@ class Store:
         own = list(ids) if self._ids_can_be_keys else [one for one in ids if not _AS_KEY.fullmatch(one)]
         return {"or": [{"id": {"in": own}}, {"id": None, "or": listed}]}
 
-    def _vector_of(self, text: sql.SQL, input_type: str) -> sql.Composed:
-        return sql.SQL("ml_rag.embed({}, %(model)s, {})").format(text, sql.Literal(input_type))
+    def _vectors(self, connection: psycopg.Connection[dict[str, Any]]) -> dict[str, sql.Composed]:
+        """What goes into each embedding: vectors of its own model, or in place of these the caller's."""
+        # in one message: the second statement sees what the first has waited for
+        found = connection.execute(_EMBEDDINGS.format(sql.Literal(self.name)))
+        found.nextset()
+        vectors = {
+            row["column_name"]: sql.SQL("ml_rag.embed(d.text, {}, 'document')").format(_literal(row["model_id"]))
+            for row in found
+            if not (self._embeds_itself and row["column_name"] == "segment_embedding")
+        }
+        if self._embeds_itself:
+            vector = sql.Identifier(self._database.schemas.vector, "vector")
+            vectors["segment_embedding"] = sql.SQL("d.vector::{}").format(vector)
+        elif not vectors:
+            raise self._unknown_model()
+        return vectors
 
     def write(self, options: Mapping[str, Any], rows: Sequence[Row]) -> None:
         """Insert rows, or replace those whose ids are there, in any document. Of rows with the same id the last one
@@ -236,20 +263,14 @@ class Store:
                 " or name a table that does not exist yet.",
             )
         rows = list({row.id: row for row in rows}.values())
-        if self._embeds_itself:
-            vector: sql.Composable = sql.SQL("d.vector::{}").format(
-                sql.Identifier(self._database.schemas.vector, "vector")
-            )
-        else:
-            vector = self._vector_of(sql.SQL("d.text"), "document")
         condition, arguments = self._condition(options)
         query = sql.SQL(
             """INSERT INTO {0} AS t
-              (id, document_name, metadata, document_id, segment_number, segment, segment_embedding)
+              (id, document_name, metadata, document_id, segment_number, segment, {1})
             SELECT d.id, d.name, d.metadata, n.document,
               coalesce((SELECT CASE WHEN max(o.segment_number) < 2000000000 THEN max(o.segment_number) END
                   FROM {0} AS o WHERE o.document_id = n.document), %(first)s)
-                + row_number() OVER (PARTITION BY n.document ORDER BY d.place), d.text, {1}
+                + row_number() OVER (PARTITION BY n.document ORDER BY d.place), d.text, {2}
             FROM ROWS FROM (pg_catalog.unnest(%(ids)s::text[]), pg_catalog.unnest(%(names)s::text[]),
               pg_catalog.unnest(%(metadata)s::jsonb[]), pg_catalog.unnest(%(documents)s::bigint[]),
               pg_catalog.unnest(%(new)s::bigint[]), pg_catalog.unnest(%(texts)s::text[]),
@@ -262,8 +283,8 @@ class Store:
             ON CONFLICT (id) DO UPDATE SET document_name = excluded.document_name, metadata = excluded.metadata,
               document_id = excluded.document_id, segment_number = CASE WHEN t.document_id = excluded.document_id
                 THEN t.segment_number ELSE excluded.segment_number END,
-              segment = excluded.segment, segment_embedding = excluded.segment_embedding WHERE true{2}"""
-        ).format(self.table, vector, condition)
+              segment = excluded.segment, {3} WHERE true{4}"""
+        )
         parameters = {
             "ids": [row.id for row in rows],
             "names": [row.name for row in rows],
@@ -272,7 +293,6 @@ class Store:
             "new": [number() for _ in rows],
             "texts": [row.text for row in rows],
             "vectors": [None if row.vector is None else as_text(row.vector) for row in rows],
-            "model": self._model,
             **arguments,
         }
         # a row that was loaded otherwise has no id; what is read of it has its key as id, and comes back with that
@@ -297,10 +317,19 @@ class Store:
             parameters["first"] = 0 if left == _ATTEMPTS - 1 else secrets.randbits(30)
             try:
                 with self._database.transaction() as connection:
+                    vectors = self._vectors(connection)
+                    columns = [quoted(name) for name in vectors]
+                    insert = query.format(
+                        self.table,
+                        sql.SQL(", ").join(columns),
+                        sql.SQL(", ").join(vectors.values()),
+                        sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(column) for column in columns),
+                        condition,
+                    )
                     if keys:
                         connection.execute(lock, parameters)
                         connection.execute(own, parameters)
-                    left_out = len(rows) - connection.execute(query, parameters).rowcount
+                    left_out = len(rows) - connection.execute(insert, parameters).rowcount
                     if left_out:
                         raise NotWritable(
                             f"{left_out} of {len(rows)} texts have the ids of rows that the options leave out",
@@ -354,13 +383,12 @@ class Store:
 
     def _condition(self, options: Mapping[str, Any]) -> tuple[sql.SQL, dict[str, Any]]:
         """The options that leave rows out, as a condition that begins with AND, or empty, and its parameters."""
-        is_unmarked = self._model is None
         found = self._database.rows(
             _CONDITION,
             {
                 "names": [self.name],
-                "columns": Jsonb(_COLUMNS) if is_unmarked else None,
-                "unmarked": is_unmarked,
+                "columns": None if self._is_marked else Jsonb(_COLUMNS),
+                "unmarked": not self._is_marked,
                 "options": Jsonb(dict(options)),
                 "parameter": _ARGUMENTS,
             },
@@ -372,29 +400,51 @@ class Store:
         return sql.SQL(_ARGUMENTS.join(parts)), {"arguments": found[0]["arguments"]}
 
     def search(
-        self, query: str, options: Mapping[str, Any], vector: Sequence[float] | None = None
+        self,
+        query: str,
+        options: Mapping[str, Any],
+        vector: Sequence[float] | None = None,
+        *,
+        with_embedding: bool = False,
     ) -> list[dict[str, Any]]:
-        """The rows of ``ml_rag_search`` with their ``id`` and ``embedding``; ``vector``: of the query, given."""
+        """The rows of ``ml_rag_search`` with their ``id``; ``vector``: of the query, given.
+
+        ``with_embedding``: and with their default ``embedding``, as text."""
         options = {**options, "vector_store": [self.name]}
         if vector is not None:
             options["query_embedding"] = [float(x) for x in vector]
-        if self._model is None:
+        if not self._is_marked:
             options.setdefault("vector_store_columns", _COLUMNS)
+        embedding = sql.Composed([])
+        if with_embedding:
+            column = self._default_column() or "segment_embedding"
+            embedding = sql.SQL(", t.{}::text AS embedding").format(quoted(column))
         statement = sql.SQL(
-            "SELECT s.*, {} AS id, t.segment_embedding::text AS embedding FROM {}(%(query)s, %(options)s) AS s"
+            "SELECT s.*, {} AS id{} FROM {}(%(query)s, %(options)s) AS s"
             " JOIN {} AS t ON t.document_id = s.document_id AND t.segment_number = s.segment_number ORDER BY s.rank"
-        ).format(self._id, self._database.schemas.routine("ml_rag_search"), self.table)
+        ).format(self._id, embedding, self._database.schemas.routine("ml_rag_search"), self.table)
         return self._database.found(statement, asked(query, options))
 
     def embedded(self, query: str) -> str:
-        """The vector of a question by the model of the store, as text."""
-        statement = sql.SQL("SELECT {}::text AS vector").format(self._vector_of(sql.SQL("%(query)s"), "query"))
-        return str(self._database.rows(statement, {"query": query, "model": self._model})[0]["vector"])
+        """The vector of a question by the model of the default embedding, as text."""
+        statement = sql.SQL(
+            "SELECT ml_rag.embed(%(query)s, d.embed_model_id, 'query')::text AS vector"
+            " FROM ml_rag.discover(%(names)s) AS d"
+        )
+        found = self._database.rows(statement, {"query": query, "names": [self.name]})
+        if not found:
+            raise self._unknown_model()
+        return str(found[0]["vector"])
 
     def index(self, distance_metric: str) -> None:
         """Build the approximate index unless it is there."""
         with self._database.transaction() as connection:
             connection.execute("SELECT ml_rag.index_store(%s::pg_catalog.regclass, %s)", (self.name, distance_metric))
+
+
+def _literal(text: str) -> sql.SQL:
+    """A text in a statement with parameters, where a % begins one."""
+    return sql.SQL(sql.Literal(text).as_string().replace("%", "%%"))
 
 
 def _keys(ids: Iterable[str]) -> list[tuple[int, int]]:
