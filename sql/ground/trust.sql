@@ -290,7 +290,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._hold(relations oid[], from_triggers boolean DEFAULT false) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: these relations and their schemas keep their names, and the relations their owners, until the end
 -- of the transaction; a check of owners comes after it
 -- A statement looks its names up again once it has the lock that it waited for. A role that may
