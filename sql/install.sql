@@ -51,7 +51,8 @@
 \i keyword/tokens.sql
 \i keyword/index.sql
 
--- the comment that makes a column of vectors an embedding of a vector store
+-- locks of tables; the comment that makes a column of vectors an embedding of a vector store
+\i store/lock.sql
 \i store/marker.sql
 
 -- row-level security of the tables that ml_rag makes
@@ -86,9 +87,7 @@
 \i ground/configure.sql
 \i preset/preset.sql
 
--- batch: the loop of all that is derived (backend/jobs), many rows of a table; the locks that they and loads
--- take
-\i store/lock.sql
+-- batch: the loop of all that is derived (backend/jobs), many rows of a table
 \i store/follow.sql
 \i batch/work.sql
 \i batch/job.sql

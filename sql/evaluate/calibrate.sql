@@ -165,7 +165,8 @@ BEGIN
   IF _most IS NOT NULL THEN
     SELECT t.* INTO _kept FROM ml_rag._thresholds(_distances, _answerable, NULL, _most) AS t
     WHERE t.is_proposed;
-    PERFORM ml_rag._keep(s, jsonb_build_object('MAX_DISTANCE', round(_kept.threshold, 4)))
+    PERFORM ml_rag._mark(s.relation, s.segment_embedding,
+      jsonb_build_object('MAX_DISTANCE', round(_kept.threshold, 4)))
     FROM unnest(_stores) AS s;
   END IF;
   PERFORM ml_rag._end(_call);

@@ -160,8 +160,8 @@ BEGIN
   IF (_own -> 'keep')::boolean THEN
     EXECUTE format('SELECT count(t.%I) FROM %s AS t', _store.segment_embedding,
       ml_rag._rows_of(_store)) INTO _rows;
-    PERFORM ml_rag._keep(_store, jsonb_build_object('EF_SEARCH', _kept -> 'ef_search',
-      'PROBES', _kept -> 'probes',
+    PERFORM ml_rag._mark(_store.relation, _store.segment_embedding, jsonb_build_object(
+      'EF_SEARCH', _kept -> 'ef_search', 'PROBES', _kept -> 'probes',
       'RESCORE', _kept -> 'rescore', 'RECALL', _kept -> 'recall', 'TUNED_ROWS', _rows));
   END IF;
   PERFORM ml_rag._end(_call);

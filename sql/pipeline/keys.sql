@@ -58,6 +58,7 @@ BEGIN
           store),
         HINT = 'Name a column, or a key of the metadata.';
     END IF;
+    PERFORM ml_rag._lock_comments(store);
     _described := ml_rag._metadata_keys(store, _column);
     _keys := CASE WHEN nullif(btrim(description), '') IS NULL THEN _described.keys - key
                   ELSE _described.keys || jsonb_build_object(key, btrim(description)) END;

@@ -225,7 +225,6 @@ DECLARE
   _relation regclass := relation;
   _found record;
   _column name;
-  _comment text;
   _model text;
   _sample record;
 BEGIN
@@ -253,9 +252,9 @@ BEGIN
       HINT = 'Only a table that another program fills is to be adopted.';
   END IF;
   _column := _found.columns ->> 'segment_embedding';
-  _comment := (SELECT col_description(a.attrelid, a.attnum) FROM pg_attribute AS a
-    WHERE a.attrelid = _relation AND a.attname = _column AND NOT a.attisdropped);
-  _model := coalesce(_options ->> 'embed_model_id', ml_rag._marked_model(_comment));
+  _model := coalesce(_options ->> 'embed_model_id', (
+    SELECT ml_rag._marked_model(col_description(a.attrelid, a.attnum)) FROM pg_attribute AS a
+    WHERE a.attrelid = _relation AND a.attname = _column AND NOT a.attisdropped));
   IF _model IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = '22023',
       MESSAGE = format('the model that made the vectors of "%s" is not known', _relation),
@@ -270,15 +269,12 @@ BEGIN
   END IF;
   IF _options ? 'collection' THEN
     _relation := ml_rag._collection_view(_relation, _options ->> 'collection', _options ->> 'view');
-    _comment := col_description(_relation, (SELECT a.attnum FROM pg_attribute AS a
-      WHERE a.attrelid = _relation AND a.attname = _column));
   END IF;
   _sample := ml_rag._check_sample(_relation, _found.columns, _model, (_options -> 'sample')::integer);
-  EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', ml_rag._relation_name(_relation), _column,
-    ml_rag._mark_keys(_comment, (
-      SELECT jsonb_object_agg(upper(k.key), _found.columns -> k.key)
-      FROM unnest('{segment,document_name,document_id,segment_number,metadata}'::text[]) AS k (key))
-      || jsonb_build_object('EMBED_MODEL_ID', _model)));
+  PERFORM ml_rag._mark(_relation, _column, (
+    SELECT jsonb_object_agg(upper(k.key), _found.columns -> k.key)
+    FROM unnest('{segment,document_name,document_id,segment_number,metadata}'::text[]) AS k (key))
+    || jsonb_build_object('EMBED_MODEL_ID', _model));
   IF (SELECT c.relkind IN ('r', 'p') FROM pg_class AS c WHERE c.oid = _relation)
     AND NOT EXISTS (SELECT FROM ml_rag._keyword_index(_relation)) THEN
     RAISE NOTICE USING MESSAGE = format('"%s" has no keyword index yet', _relation),

@@ -87,3 +87,14 @@ BEGIN
   END LOOP;
 END
 $$;
+
+CREATE FUNCTION ml_rag._lock_comments(relation regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+-- purpose: keep others from changing the comments of a table's columns until the end of the transaction; one
+-- that is written back with a change is read after it
+-- Not those of a view: LOCK TABLE would lock what that reads.  Errors: 42501; those of ml_rag._lock_table
+BEGIN
+  PERFORM ml_rag._lock_table(c.oid, 'SHARE UPDATE EXCLUSIVE')
+  FROM pg_class AS c WHERE c.oid = relation AND c.relkind IN ('r', 'p');
+END
+$$;

@@ -113,13 +113,15 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION ml_rag._keep(store ml_rag.store, keys jsonb) RETURNS void
+CREATE FUNCTION ml_rag._mark(relation regclass, column_name name, keys jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
--- purpose: keep these keys in the marker of a store, without those of null
+-- purpose: write these keys into the marker of a column, without those of null
 -- Writes: the comment of the column, as the caller  Errors: 42501
 BEGIN
-  EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', ml_rag._relation_name(store.relation),
-    store.segment_embedding, ml_rag._mark_keys(ml_rag._embedding_comment(store), keys));
+  PERFORM ml_rag._lock_comments(relation);
+  EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', ml_rag._relation_name(relation), column_name,
+    ml_rag._mark_keys((SELECT col_description(a.attrelid, a.attnum) FROM pg_attribute AS a
+      WHERE a.attrelid = relation AND a.attname = column_name), keys));
 END
 $$;
 

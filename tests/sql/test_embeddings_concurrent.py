@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,40 @@ def test_a_question_that_is_being_embedded_is_searched_with_its_model(
     found = search(asker, "green tree", {"vector_store": ["docs"], "n_citations": 7})
     assert models.requests[-1][0] == "other"
     assert found[0][5:7] == ("green tree", 0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "SELECT ml_rag.tune_index('docs')",
+        "SELECT ml_rag.calibrate('SELECT segment AS question, segment ~ ''house'' AS answerable FROM docs',"
+        ' \'{"vector_store": ["docs"], "keep": true}\')',
+        'SELECT ml_rag.adopt(\'docs\', \'{"vector_store_columns": {"segment_embedding": "segment_embedding_more"}}\')',
+        "SELECT ml_rag.describe_filter('docs', 'year', 'of what it is about')",
+    ],
+)
+def test_what_is_kept_in_a_comment_meanwhile_is_not_undone(
+    db: Database, store: Connection, models: ModelsServer, call: str
+) -> None:
+    other, watcher = db.connect(), db.connect()
+    store.execute("SELECT ml_rag.describe_filter('docs', 'place', 'where it is')")
+    add(store)
+    use(store, "more")
+    with store.transaction():
+        use(store, "fake-embed")
+        store.execute("SELECT ml_rag.describe_filter('docs', 'place', NULL)")
+        running = Background(lambda: other.execute(call))
+        waiting = "SELECT FROM pg_locks WHERE relation = 'docs'::regclass AND NOT granted"
+        wait_until(lambda: watcher.execute(waiting).fetchall())
+    running.result()
+    assert default(store) == "fake-embed"
+    comments = (
+        "SELECT string_agg(col_description(attrelid, attnum), ' ') FROM pg_attribute WHERE attrelid = %s::regclass"
+    )
+    (kept,) = watcher.execute(comments, ("docs",)).fetchone() or ("",)
+    assert "where it is" not in kept
+    assert "DEFAULT" not in kept
+    assert re.search("EF_SEARCH|MAX_DISTANCE|SEGMENT=|FILTER_KEYS", kept)
 
 
 # -- loads -------------------------------------------------------------------------------------------------------------
