@@ -46,6 +46,18 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._vectors_of(relation oid, column_name name) RETURNS jsonb
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+-- purpose: a column of vectors, such as a job knows again: another one of its name has other vectors
+-- Reads: the catalog
+BEGIN
+  RETURN (
+    SELECT jsonb_build_object('relation', a.attrelid::bigint, 'column', a.attname, 'attnum', a.attnum,
+      'model_id', ml_rag._marked_model(col_description(a.attrelid, a.attnum)))
+    FROM pg_attribute AS a WHERE a.attrelid = relation AND a.attname = column_name);
+END
+$$;
+
 CREATE FUNCTION ml_rag._begin_table(routine text, input text, output text, options jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: check everything before the first row, make the output column, and return what the job works on
@@ -71,6 +83,7 @@ DECLARE
   _output regclass;
   _parsed jsonb;
   _job jsonb := '{}';
+  _vectors jsonb;
   _type text := 'jsonb';
   _existing text;
   _comment text;
@@ -198,8 +211,8 @@ BEGIN
   END IF;
   IF routine = 'ml_rag_table' THEN
     -- the model of the questions: that of their embeddings, where their column says so
-    _existing := (SELECT ml_rag._marked_model(col_description(_input, a.attnum)) FROM pg_attribute AS a
-                  WHERE a.attrelid = _input AND a.attname = _extra);
+    _vectors := ml_rag._vectors_of(_input, _extra);
+    _existing := _vectors ->> 'model_id';
     IF _existing IS NOT NULL AND NOT _parsed ? 'embed_model_id' THEN
       _options := coalesce(nullif(_options, 'null'), '{}') || jsonb_build_object('embed_model_id', _existing);
       _parsed := _parsed || jsonb_build_object('embed_model_id', _existing);
@@ -214,10 +227,14 @@ BEGIN
   END IF;
 
   IF _model IS NOT NULL THEN
-    _comment := (SELECT col_description(_output, a.attnum) FROM pg_attribute AS a
-                 WHERE a.attrelid = _output AND a.attname = _out.column_name);
-    _existing := ml_rag._marked_model(_comment);
+    IF ml_rag._vectors_of(_output, _out.column_name) ->> 'model_id' IS NULL THEN
+      PERFORM ml_rag._lock_comments(_output);
+    END IF;
+    _vectors := ml_rag._vectors_of(_output, _out.column_name);
+    _existing := _vectors ->> 'model_id';
     IF _existing IS NULL THEN
+      _comment := col_description(_output, (_vectors ->> 'attnum')::integer);
+      _vectors := _vectors || jsonb_build_object('model_id', _model);
       EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _out.relation, _out.column_name,
         -- where it is read: at the end of a very long comment it would not be
         CASE WHEN length(_comment) > 9000 THEN concat('GENAI_OPTIONS=EMBED_MODEL_ID=', _model, ' ', _comment)
@@ -255,7 +272,7 @@ BEGIN
   _insert := 'INSERT INTO %s (%s, %I) VALUES (%s, $2::%s) ON CONFLICT DO NOTHING';
   RETURN _job || jsonb_build_object(
     'routine', routine, 'options', _options, 'model', _model, 'batch_size', _batch -> 'batch_size',
-    'relation', ml_rag._full_name(_output),
+    'relation', ml_rag._full_name(_output), 'vectors', _vectors,
     -- also of the stores that each row searches
     'names', coalesce((SELECT jsonb_object_agg(format('%I.%I', n.nspname, c.relname), c.oid::text)
       FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace

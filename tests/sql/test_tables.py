@@ -13,7 +13,7 @@ import pytest
 
 from support.cluster import Connection, Database, noticed, value_of, waits_for_a_lock
 from support.hostile_server import embeddings, hostile, reply, silent
-from support.models_server import ModelsServer
+from support.models_server import ModelsServer, embedding
 from support.processes import Background, wait_until
 from support.stores import error, fake_embedding, mark, marker, names, warnings_of
 from support.tables import ROUTINES, call, column, make_texts
@@ -333,6 +333,53 @@ def test_a_hostile_search_path_captures_nothing(texts: Connection, db: Database)
     connection = db.connect()
     connection.execute("SET search_path = evil, public, pg_catalog")
     assert call(connection, "ml_embed_table", "public.texts.q", "public.texts.e")["succeeded"] == 3
+
+
+def test_two_calls_for_one_column_that_has_no_model_yet(db: Database, texts: Connection, models: ModelsServer) -> None:
+    """The second one waits for the lock, and finds the model of the first."""
+    other, watcher = db.connect(), db.connect()
+    texts.execute("ALTER TABLE texts ADD v vector(16)")
+    with texts.transaction():
+        call(texts, "ml_embed_table", "public.texts.q", "public.texts.v")
+        options = {"embed_model_id": "other"}
+        second = Background(lambda: call(other, "ml_embed_table", "public.texts.q", "public.texts.v", options))
+        wait_until(lambda: waits_for_a_lock(watcher, other))
+    with error("22023", "holds vectors of another model", "It holds vectors of fake-embed; the call is for other"):
+        second.result()
+
+
+@pytest.mark.parametrize("routine", ["ml_embed_table", "ml_rag_table"])
+def test_a_column_of_vectors_that_is_created_again_during_a_call(
+    db: Database, texts: Connection, models: ModelsServer, routine: str
+) -> None:
+    """Its vectors are of another model, and are neither overwritten nor searched with."""
+    other, watcher = db.connect(), db.connect()
+    texts.execute("DELETE FROM texts WHERE id IN (2, 4); ALTER TABLE texts ADD v vector(16)")
+    texts.execute("COMMENT ON COLUMN texts.v IS 'GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed'")
+    target, options = "public.texts.v", {"embed_model_id": "fake-embed", "batch_size": 1}
+    if routine == "ml_rag_table":
+        call(texts, "ml_embed_table", "public.texts.q", target)
+        target, options = "public.texts.a", {"embed_column": "v", "skip_generate": True, "batch_size": 1}
+
+    def again() -> None:
+        with other.transaction():
+            other.execute("ALTER TABLE texts DROP COLUMN v CASCADE")
+            call(other, "ml_embed_table", "public.texts.q", "public.texts.v", {"embed_model_id": "other"})
+
+    holder = db.connect(autocommit=False)
+    holder.execute("SELECT FROM texts WHERE id = 3 FOR UPDATE")
+    calling = Background(lambda: call(texts, routine, "public.texts.q", target, options))
+    wait_until(lambda: waits_for_a_lock(watcher, texts))
+    creating = Background(again)
+    wait_until(lambda: waits_for_a_lock(watcher, other))
+    holder.rollback()
+    with error(
+        "55000", 'column "v" of vectors was dropped and created again', "of model fake-embed, and are of other now"
+    ):
+        calling.result()
+    creating.result()
+    found = texts.execute("SELECT q, v::real[] FROM texts").fetchall()
+    assert dict(found) == {text: pytest.approx(embedding(text, "other"), abs=1e-6) for text, _ in found}
 
 
 # -- columns beside that of the input ----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from ml_rag.backend import calls, embed
+from ml_rag.backend.jobs.column import CreatedAgain
 from ml_rag.backend.jobs.loop import (
     MOST_BYTES,
     Batch,
@@ -58,6 +59,16 @@ class Table(Derived):
     def enter(self, step: str) -> Steps[None]:
         # The statements refer to tables by name: if one is renamed, another role can create a view of its name.
         yield from call("_hold_names(jsonb)", self._job["names"])
+        if (known := self._job["vectors"]) is None:
+            return
+        found = yield from call("_vectors_of(oid, name)", known["relation"], known["column"])
+        if found != known:
+            now = (found or {}).get("model_id")
+            raise CreatedAgain(
+                f'column "{known["column"]}" of vectors was dropped and created again during the call',
+                detail=f"They were of model {known['model_id']}, and are of {now} now.",
+                hint="Call again.",
+            )
 
     def read(self) -> Steps[Batch | None]:
         if self._is_last:
