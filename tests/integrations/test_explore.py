@@ -15,6 +15,7 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from psycopg.conninfo import make_conninfo
 from ml_rag.integrations import chart, explore, marked, picture
 from ml_rag.integrations.journey import Candidates, Journey, searches
 from support.cluster import Database, value_of
-from support.processes import free_port, wait_for_port
+from support.processes import free_port, wait_for_port, wait_until
 from support.served import explored
 from support.stores import create_store, fake_embedding
 
@@ -526,6 +527,39 @@ def test_a_document_is_added_once_it_is_confirmed(db: Database, page: Page) -> N
     assert owner.execute("SELECT count(*) FROM boats").fetchone() == (5,)
     broken = sent(form, files={"file": ("x.pdf", b"%PDF-1.4 nothing", "application/pdf")})
     assert 'role="alert"' in broken.text
+
+
+def test_an_upload_into_a_store_whose_owner_is_not_trusted_any_more(db: Database, asker_dsn: str) -> None:
+    """Any role can make it wait."""
+    owner, tenant, role = db.connect(), db.connect("tenant"), db.role("tenant")
+    owner.execute(f"CREATE SCHEMA kb AUTHORIZATION {role}; GRANT USAGE ON SCHEMA kb TO PUBLIC")
+    owner.execute(f"GRANT ml_rag_publisher TO {role}")
+    create_store(owner, "kb.docs", [("a.md", 1, 1, "lamp", fake_embedding("lamp"))], "vector(16)")
+    owner.execute(f"ALTER TABLE kb.docs OWNER TO {role}; GRANT ALL ON kb.docs TO PUBLIC")
+    try:
+        with served(asker_dsn) as page, page.client() as client, ThreadPoolExecutor(1) as pool:
+
+            def send(name: str) -> str:
+                files = {"file": (name, b"A new lamp.", "text/markdown")}
+                return text_of(client.post("/upload", data={"store": "kb.docs", "confirm": "yes"}, files=files))
+
+            assert "Loaded: 1 segments" in send("b.md")
+            owner.execute("SELECT pg_advisory_lock(ml_rag._store_key('kb.docs'::regclass::oid))")
+            sent = pool.submit(send, "c.md")
+            waiting = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            wait_until(lambda: owner.execute(waiting).fetchone() is not None)
+            owner.execute(f"REVOKE ml_rag_publisher FROM {role}")
+            tenant.execute(
+                "CREATE TABLE kb.ran (who name); GRANT ALL ON kb.ran TO PUBLIC;"
+                "CREATE FUNCTION kb.spy() RETURNS trigger LANGUAGE plpgsql AS"
+                " $$ BEGIN INSERT INTO kb.ran VALUES (current_user); RETURN NEW; END $$;"
+                "CREATE TRIGGER spy BEFORE INSERT ON kb.docs FOR EACH ROW EXECUTE FUNCTION kb.spy()"
+            )
+            owner.execute("SELECT pg_advisory_unlock_all()")
+            assert 'table "kb.docs" is not trusted' in sent.result()
+    finally:
+        owner.execute(f"REVOKE ml_rag_publisher FROM {role}")
+    assert tenant.execute("SELECT * FROM kb.ran").fetchall() == []
 
 
 def test_an_upload_is_bounded_and_of_this_page_only(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:

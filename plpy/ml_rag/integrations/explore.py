@@ -80,6 +80,11 @@ _MODELS = sql.SQL('SELECT m.model_id, m.task FROM {}() AS m WHERE m.available OR
 _STORE = sql.SQL(
     "SELECT d.relation::pg_catalog.oid AS oid FROM ml_rag.discover() AS d WHERE d.vector_store = %(store)s"
 )
+#: after the wait for other loads, which any role can lengthen
+_JUDGE = sql.SQL(
+    "SELECT ml_rag._refuse_untrusted(%(oid)s::pg_catalog.oid) FROM ("
+    "SELECT pg_catalog.pg_advisory_xact_lock(ml_rag._store_key(%(oid)s::pg_catalog.oid)) OFFSET 0) AS l"
+)
 _LOAD = sql.SQL(
     "SELECT ml_rag.load_document(%(oid)s::pg_catalog.oid::pg_catalog.regclass, %(name)s, %(content)s) AS outcome"
 )
@@ -558,6 +563,7 @@ def app(dsn: str, token: str, port: int, marks: str | None = None, connections: 
             try:
                 async with await psycopg.AsyncConnection.connect(dsn, application_name="ml-rag explore") as connection:
                     await refuse_borrowed_role_async(connection)
+                    await cancelled_once(connection.execute(_JUDGE, parameters))
                     row = await (await cancelled_once(connection.execute(_LOAD, parameters))).fetchone()
             except psycopg.Error as error:
                 return {"error": worded(error)}
