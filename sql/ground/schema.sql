@@ -277,6 +277,16 @@ SELECT (SELECT coalesce(sum(octet_length(convert_to(t.value, getdatabaseencoding
   AND NOT EXISTS (SELECT FROM unnest(documents) AS d (value) WHERE d.value @? 'strict $.**{2000}')
 $$;
 
+CREATE FUNCTION ml_rag._valid_text(value text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+-- purpose: a name or comment of any role as a text that can be worked with
+-- Of bytes that are not characters, at which length, left, lower and others fail, it has other characters, or
+-- none: a regular expression reads them, and needs no subtransaction.
+BEGIN
+  RETURN (regexp_match(value, '^.*$'))[1];
+END
+$$;
+
 CREATE FUNCTION ml_rag._is_text(value text) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE COST 1000 SET search_path FROM CURRENT AS $$
 -- purpose: whether a text is valid in the encoding of the database. One that is not comes back from Python as

@@ -73,10 +73,12 @@ WITH askable AS MATERIALIZED (
       SELECT p.polrelid FROM pg_policy AS p WHERE p.polname = 'ml_rag_source'
       UNION ALL
       SELECT d.objoid FROM pg_description AS d WHERE d.classoid = 'pg_class'::regclass AND d.objsubid = 0
-        AND starts_with(left(d.description, 18), 'ML_RAG_NODE_GROUP=')))
+        AND CASE WHEN octet_length(d.description) <= 500000
+          THEN d.description LIKE 'ML!_RAG!_NODE!_GROUP=%' ESCAPE '!' END))
 )
 SELECT t.oid, t.nspname, t.relname, format('%I.%I', t.nspname, t.relname),
-  left(concat(t.relname, ': ', t.comment, '. ', array_to_string(t.columns, ', ')), 2000)
+  left(ml_rag._valid_text(concat(t.relname, ': ', CASE WHEN octet_length(t.comment) <= 1000000 THEN
+    t.comment END, '. ', array_to_string(t.columns, ', '))), 2000)
 FROM (
   -- subqueries are cheaper here than a join, and than an aggregate with an order
   SELECT t.*,
@@ -105,19 +107,20 @@ BEGIN
   RETURN (
     SELECT format('%I.%I', t.nspname, t.relname)
     FROM (
-      SELECT n.nspname, c.relname
+      SELECT ml_rag._valid_text(n.nspname) AS nspname, r.relname
       FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+      CROSS JOIN LATERAL ml_rag._valid_text(c.relname) AS r (relname)
       WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
         AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'ml_rag')
-        AND abs(length(c.relname::text) - length(_table)) <= 2
+        AND abs(length(r.relname) - length(_table)) <= 2
         AND has_schema_privilege(n.oid, 'USAGE') AND has_any_column_privilege(c.oid, 'SELECT')
-      ORDER BY c.relowner = ANY (_owners) DESC, left(lower(c.relname::text), 1) = left(lower(_table), 1) DESC,
-        abs(length(c.relname::text) - length(_table)), c.oid
+      ORDER BY c.relowner = ANY (_owners) DESC, left(lower(r.relname), 1) = left(lower(_table), 1) DESC,
+        abs(length(r.relname) - length(_table)), c.oid
       LIMIT 100) AS t
     CROSS JOIN LATERAL ml_rag._distance_of_words(lower(CASE WHEN strpos(name, '.') > 0 THEN name
       ELSE t.nspname || '.' || name END),
       lower(concat(t.nspname, '.', t.relname))) AS d
-    WHERE d <= greatest(2, length(t.relname::text) / 3)
+    WHERE d <= greatest(2, length(t.relname) / 3)
     ORDER BY d, 1 LIMIT 1);
 END
 $$;
@@ -126,7 +129,8 @@ CREATE FUNCTION ml_rag._comment_line(comment text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: a comment as the rest of a line, which it cannot leave
 BEGIN
-  RETURN left(btrim(regexp_replace(comment, '[\s[:cntrl:]\u0085\u2028\u2029]+', ' ', 'g')), 200);
+  RETURN left(btrim(regexp_replace(ml_rag._valid_text(comment), '[\s[:cntrl:]\u0085\u2028\u2029]+', ' ',
+    'g')), 200);
 END
 $$;
 
@@ -170,7 +174,8 @@ BEGIN
                 FROM pg_stats AS s
                 CROSS JOIN unnest(s.most_common_vals::text::text[]) WITH ORDINALITY AS v (value, place)
                 WHERE s.schemaname = n.nspname AND s.tablename = c.relname AND s.attname = a.attname
-                  AND s.inherited = (c.relkind = 'p') AND v.place <= 8 AND length(v.value) <= 40
+                  AND s.inherited = (c.relkind = 'p') AND v.place <= 8
+                  AND length(ml_rag._valid_text(v.value)) <= 40
                   AND a.atttypid = ANY ('{text,varchar,bpchar,"\"char\"",name}'::regtype[])), (
                 SELECT string_agg(quote_literal(m.enumlabel), ', ' ORDER BY m.enumsortorder) FROM (
                   SELECT m.* FROM pg_enum AS m WHERE m.enumtypid = a.atttypid
@@ -262,7 +267,8 @@ BEGIN
       AS t (relation, schema_name, name, distance)
     ORDER BY t.distance, t.name COLLATE "C" LIMIT (options ->> 'n_tables')::integer
   LOOP
-    _definition := ml_rag._table_definition(_table.relation, (options -> 'include_comments')::boolean);
+    _definition := ml_rag._valid_text(ml_rag._table_definition(_table.relation,
+      (options -> 'include_comments')::boolean));
     EXIT WHEN length(metadata) + length(_definition) > 24000;
     metadata := concat_ws(E'\n\n', metadata, _definition);
     tables := tables || _table.name;

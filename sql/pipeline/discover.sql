@@ -66,17 +66,16 @@ superusers, the owner of the database, roles that a superuser made it a member o
 ml_rag_publisher; a superuser trusts superusers only. Setting searched_owners restricts it to the stores of
 some roles.$$;
 
-CREATE FUNCTION ml_rag._why_not(relation oid, options jsonb, OUT reason text, OUT hint text)
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SET search_path FROM CURRENT AS $$
--- purpose: why a call does not search a relation, which is in a schema that the caller may use; options are
--- parsed ones
+CREATE FUNCTION ml_rag._find_reason(relation oid, options jsonb, OUT reason text, OUT hint text)
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
+-- purpose: _why_not, with names as they are in the catalog
 -- Reads: the catalog
 DECLARE
   _columns jsonb := options -> 'vector_store_columns';
   _embedding text := coalesce(_columns ->> 'segment_embedding', ml_rag._default_column(relation));
   _marked jsonb := ml_rag._marked_columns((
     SELECT col_description(a.attrelid, a.attnum) FROM pg_attribute AS a
-    WHERE a.attrelid = _why_not.relation AND a.attname = _embedding AND NOT a.attisdropped));
+    WHERE a.attrelid = _find_reason.relation AND a.attname = _embedding AND NOT a.attisdropped));
   _wanted text[] := ARRAY(SELECT v.value FROM jsonb_each_text(_columns) AS v UNION SELECT _embedding
                           UNION SELECT coalesce(_columns ->> 'segment', _marked ->> 'segment', 'segment'));
   _relation record;
@@ -89,7 +88,7 @@ BEGIN
     format('%I.%I', n.nspname, c.relname) AS full_name,
     ml_rag._names(n.nspname, c.relname) AS names, ml_rag._full_names(n.nspname, c.relname) AS full_names
   INTO _relation
-  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _why_not.relation;
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = _find_reason.relation;
   IF ml_rag._texts(options -> 'exclude_vector_store') && _relation.names THEN
     reason := concat('It is listed in "exclude_vector_store"',
       CASE WHEN options ? 'vector_store' THEN ' too' END, '.');
@@ -101,7 +100,8 @@ BEGIN
     reason := 'It is not listed in "vector_store".';
     hint := (SELECT format('Did you mean "%s"?', _relation.full_name)
              FROM unnest((ml_rag._texts(options -> 'vector_store'))[:20]) AS n (name)
-             CROSS JOIN unnest(_relation.names) AS r (name)
+             CROSS JOIN unnest(_relation.names) AS o (name)
+             CROSS JOIN ml_rag._valid_text(o.name) AS r (name)
              WHERE ml_rag._distance_of_words(lower(left(n.name, 130)), lower(r.name)) <= least(2,
                length(r.name) / 4) LIMIT 1);
     RETURN;
@@ -181,6 +181,17 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._why_not(relation oid, options jsonb, OUT reason text, OUT hint text)
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SET search_path FROM CURRENT AS $$
+-- purpose: why a call does not search a relation, which is in a schema that the caller may use; options are
+-- parsed ones
+-- Reads: the catalog
+BEGIN
+  SELECT ml_rag._valid_text(r.reason), ml_rag._valid_text(r.hint) INTO reason, hint
+  FROM ml_rag._find_reason(relation, options) AS r;
+END
+$$;
+
 CREATE FUNCTION ml_rag._why_no_store(name text, options jsonb, OUT reason text, OUT hint text)
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 -- purpose: why a call cannot search a relation that it names; options are parsed ones
@@ -255,7 +266,7 @@ BEGIN
     SELECT left(n.name, 200) AS name, w.reason, w.hint, true AS is_named
     FROM unnest(_names[:10]) AS n (name) CROSS JOIN LATERAL ml_rag._why_no_store(n.name, options) AS w
     UNION ALL
-    SELECT r.name, w.reason, w.hint, false
+    SELECT ml_rag._valid_text(r.name), w.reason, w.hint, false
     FROM (
       SELECT t.oid, format('%I.%I', t.nspname, t.relname) AS name
       -- what could be named in place of what was named

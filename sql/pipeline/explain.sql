@@ -66,8 +66,8 @@ BEGIN
       WHERE n.name = ANY (ml_rag._names(m.nspname, c.relname)))
       AND n.place <= _most;
   ELSE
-    SELECT coalesce(jsonb_agg(jsonb_build_object('vector_store', f.vector_store, 'searched', false,
-        'reason', w.reason) ORDER BY f.vector_store COLLATE "C"), '[]')
+    SELECT coalesce(jsonb_agg(jsonb_build_object('vector_store', ml_rag._valid_text(f.vector_store),
+        'searched', false, 'reason', w.reason) ORDER BY f.vector_store COLLATE "C"), '[]')
     INTO _skipped
     FROM (
       SELECT r.oid, CASE WHEN strpos(r.nspname, '.') = 0 THEN concat(r.nspname, '.', r.relname)

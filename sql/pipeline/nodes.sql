@@ -28,8 +28,7 @@ DECLARE
 BEGIN
   FOR _one IN
     SELECT c.conrelid, c.conkey, c.confkey,
-      substr(left(obj_description(c.conrelid, 'pg_class'), 100001),
-        1 + length('ML_RAG_NODE_GROUP=')) AS options
+      obj_description(c.conrelid, 'pg_class') AS comment
     FROM pg_depend AS d
     JOIN pg_constraint AS c ON c.oid = d.objid AND c.contype = 'f' AND c.confrelid = _node_groups.store
       AND c.conparentid = 0
@@ -37,11 +36,12 @@ BEGIN
     WHERE d.classid = 'pg_constraint'::regclass AND d.refclassid = 'pg_class'::regclass
       AND d.refobjid = _node_groups.store
       AND t.relowner = (SELECT s.relowner FROM pg_class AS s WHERE s.oid = _node_groups.store)
-      AND starts_with(left(obj_description(c.conrelid, 'pg_class'), 18), 'ML_RAG_NODE_GROUP=')
+      AND CASE WHEN octet_length(obj_description(c.conrelid, 'pg_class')) <= 500000
+        THEN obj_description(c.conrelid, 'pg_class') LIKE 'ML!_RAG!_NODE!_GROUP=%' ESCAPE '!' END
     GROUP BY c.oid, c.conrelid, c.conkey, c.confkey ORDER BY c.conrelid
   LOOP
     BEGIN
-      _options := _one.options::jsonb;
+      _options := substr(_one.comment, 1 + length('ML_RAG_NODE_GROUP='))::jsonb;
     EXCEPTION WHEN data_exception OR statement_too_complex THEN
       CONTINUE;
     END;

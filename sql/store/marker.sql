@@ -22,12 +22,21 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._beginning(comment text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+-- purpose: the first 10000 characters of a comment; null if it has more than 40000 bytes
+-- Discovery reads comments for all roles, and any role may write one of 1 GB, or with bytes that are not
+-- characters.
+BEGIN
+  RETURN left(CASE WHEN octet_length(comment) <= 40000 THEN ml_rag._valid_text(comment) END, 10000);
+END
+$$;
+
 CREATE FUNCTION ml_rag._marked_model(comment text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the embedding model that the comment of a column names; null if none
--- Its beginning only: any role may write a comment of 1 GB, and discovery reads it for all roles.
 DECLARE
-  _comment text := left($1, 10000);
+  _comment text := ml_rag._beginning($1);
   _at integer := strpos(_comment, 'GENAI_OPTIONS=');
   _model text;
 BEGIN
@@ -64,8 +73,8 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 BEGIN
   -- its first key has no comma before it
   RETURN
-    nullif(split_part(split_part(translate(replace(ml_rag._marker(left(comment, 10000)), 'GENAI_OPTIONS=',
-      ','), ';', ','),
+    nullif(split_part(split_part(translate(replace(ml_rag._marker(ml_rag._beginning(comment)),
+      'GENAI_OPTIONS=', ','), ';', ','),
     concat(',', key, '='), 2), ',', 1), '');
 END
 $$;
@@ -75,7 +84,7 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 -- purpose: the columns that a marker names, {"segment": …}, by the keys of vector_store_columns, and "key",
 -- columns with + between them; null if none, as is usual
 BEGIN
-  IF left(comment, 10000) !~ '(SEGMENT|DOCUMENT_NAME|DOCUMENT_ID|SEGMENT_NUMBER|METADATA|KEY)=' THEN
+  IF ml_rag._beginning(comment) !~ '(SEGMENT|DOCUMENT_NAME|DOCUMENT_ID|SEGMENT_NUMBER|METADATA|KEY)=' THEN
     RETURN NULL;
   END IF;
   RETURN (
@@ -142,7 +151,7 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 -- purpose: what ml_rag.tune_index has kept in a marker, {"ef_search", "probes", "rescore", "recall",
 -- "tuned_rows"}, those that are there; null if it has kept nothing
 BEGIN
-  IF strpos(left(comment, 10000), 'TUNED_ROWS=') = 0 THEN
+  IF strpos(ml_rag._beginning(comment), 'TUNED_ROWS=') = 0 THEN
     RETURN NULL;
   END IF;
   RETURN (

@@ -92,7 +92,9 @@ BEGIN
     SELECT p.oid FROM pg_proc AS p
     JOIN pg_description AS d ON d.classoid = 'pg_proc'::regclass AND d.objoid = p.oid AND d.objsubid = 0
     WHERE p.proname ~ '_\d+_visible$' AND p.prokind = 'f' AND pg_has_role(p.proowner, 'USAGE')
-      AND starts_with(left(d.description, 15), 'made by ml_rag:')
+      -- any role may write a comment of 1 GB, or with bytes that are not characters, at which left fails
+      AND CASE WHEN octet_length(d.description) <= 1000
+        THEN d.description LIKE 'made by ml!_rag:%' ESCAPE '!' END
       -- looked up once, not for each
       AND p.oid NOT IN (SELECT e.refobjid FROM pg_depend AS e
         WHERE e.refclassid = 'pg_proc'::regclass AND e.classid = 'pg_policy'::regclass)

@@ -30,8 +30,7 @@ BEGIN
     JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = 'segment_embedding' AND NOT a.attisdropped
     JOIN pg_description AS d ON d.classoid = 'pg_class'::regclass AND d.objoid = c.oid
       AND d.objsubid = a.attnum
-    -- any role may write a comment of 1 GB, and a statement cannot hold it
-    WHERE octet_length(d.description) <= 100000 AND ml_rag._marked_model(d.description) IS NOT NULL
+    WHERE ml_rag._marked_model(d.description) IS NOT NULL
       AND ml_rag._has_vectorizer(c.oid)
       -- on all the time, in all partitions
       AND 'A' = ALL (SELECT t.tgenabled FROM pg_trigger AS t

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from psycopg import sql
 
 from ml_rag.backend import door
+from ml_rag.client.doctor import unread_stores
 from support.cluster import Cluster, Connection, Database, noticed
 from support.planting import BROKEN, COLUMNS, NEAR, QUESTION, ask, publish, warnings
 from support.schema import SqlModel, model, shop
@@ -153,6 +155,125 @@ def test_nor_one_that_makes_nodes(writer: Connection, owner: Connection, parent:
     options = json.dumps({"transform": "sentence", "parent": parent, "embed": False})
     ((result,),) = owner.execute("CALL ml_rag.create_node_group('texts', 'sentences', %s)", (options,)).fetchall()
     assert (result["parents"], result["nodes"]) == (1, 2)
+
+
+#: an SQL statement in which <b> stands for bytes that are not a character, as any role can write them into the catalog
+WITH_BROKEN = (
+    "DO $$ DECLARE b text; BEGIN BEGIN PERFORM to_date('aaé', 'YYY');"
+    " EXCEPTION WHEN OTHERS THEN b := split_part(SQLERRM, chr(34), 2); END; EXECUTE replace({}, '<b>', b); END $$"
+)
+
+
+def with_broken(connection: Connection, *statements: str) -> None:
+    for statement in statements:
+        connection.execute(sql.SQL(WITH_BROKEN).format(sql.Literal(statement)))
+
+
+@pytest.fixture
+def planter(db: Database, owner: Connection) -> Iterator[Connection]:
+    """A role whose stores nobody searches unasked, with a schema evil that all roles may use."""
+    role = db.role("tenant")
+    owner.execute(f"CREATE SCHEMA evil AUTHORIZATION {role}; GRANT USAGE ON SCHEMA evil TO PUBLIC".encode())
+    yield db.connect("tenant")
+    owner.execute("DROP SCHEMA evil CASCADE")  # a client cannot read its names
+
+
+MARKER = "GENAI_OPTIONS=EMBED_MODEL_ID=fake-embed"
+
+
+@pytest.mark.parametrize("comment", ["<b>", "made by ml_rag: <b>", "made by ml_ra<b>"])
+def test_a_broken_comment_of_a_function_fails_no_drop(db: Database, owner: Connection, comment: str) -> None:
+    planter = db.connect("stranger")  # of no group
+    function = "pg_temp.t_1_visible()"
+    planter.execute(f"CREATE FUNCTION {function} RETURNS integer LANGUAGE sql AS 'SELECT 1'".encode())
+    with_broken(planter, f"COMMENT ON FUNCTION {function} IS '{comment}'")
+    owner.execute("CREATE TABLE other (); DROP TABLE other; CREATE SCHEMA other; DROP SCHEMA other")
+
+
+@pytest.mark.parametrize("comment", [f"<b> {MARKER}", f"{MARKER}<b>", f"{MARKER}<b>,SEGMENT=<b>x,EMBEDDING=<b>"])
+def test_a_broken_marker_fails_no_call_of_others(
+    planter: Connection, owner: Connection, asker: Connection, db: Database, comment: str
+) -> None:
+    create_store(owner, "kb", [("good", 1, 1, QUESTION, fake_embedding(QUESTION))], "vector(16)")
+    owner.execute("GRANT SELECT ON kb TO PUBLIC")
+    planter.execute("CREATE TABLE evil.kb (id integer PRIMARY KEY, name text)")
+    create(planter, "evil.kb", columns="name", keyword_search=False)
+    planter.execute(f"CREATE TABLE evil.docs ({COLUMNS}); GRANT SELECT ON evil.kb, evil.docs TO PUBLIC".encode())
+    for table in ("kb", "docs"):
+        with_broken(planter, f"COMMENT ON COLUMN evil.{table}.segment_embedding IS '{comment}'")
+    for connection in (asker, owner):
+        for options in ({}, {"vector_store": ["kb"]}, {"explain": True}):
+            assert [one["document_name"] for one in ask(connection, **options)[0]["citations"]] == ["good"], options
+        for name in ("docs", "kb_2", "public.docs"):
+            with error("P0002"):
+                ask(connection, vector_store=[name])
+    assert unread_stores(db.connect()) is not None
+    owner.execute("CREATE SCHEMA other; DROP SCHEMA other -- ml_rag")
+    owner.execute("BEGIN; DROP EXTENSION ml_rag CASCADE; ROLLBACK")
+
+
+def test_broken_names_fail_no_call_of_others(planter: Connection, owner: Connection, asker: Connection) -> None:
+    create_store(owner, "kb", [("good", 1, 1, QUESTION, fake_embedding(QUESTION))], "vector(16)")
+    owner.execute("GRANT SELECT ON kb TO PUBLIC")
+    for table, column in (('"<b>"', "segment_embedding"), ("t2", '"<b>"'), ('"k<b>"', "segment_embedding")):
+        columns = COLUMNS.replace("segment_embedding", column)
+        marker = MARKER if column == "segment_embedding" else f"{MARKER},SEGMENT=segment"
+        with_broken(
+            planter,
+            f"CREATE TABLE evil.{table} ({columns})",
+            f"GRANT SELECT ON evil.{table} TO PUBLIC",
+            f"COMMENT ON COLUMN evil.{table}.{column} IS '{marker}'",
+        )
+    for connection in (asker, owner):
+        for options in ({}, {"vector_store": ["kb"]}, {"explain": True}):
+            assert [one["document_name"] for one in ask(connection, **options)[0]["citations"]] == ["good"], options
+        for options in ({"vector_store": ["kc"]}, {"embed_model_id": "fake-embed-slow"}):
+            with error("P0002"):
+                ask(connection, **options)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "COMMENT ON TABLE {} IS '<b>'",
+        "COMMENT ON TABLE {} IS 'ML_RAG_NODE_GROU<b>'",
+        'ALTER TABLE {} ADD "<b>" text',
+        'ALTER TABLE {} RENAME TO "item<b>"',
+    ],
+)
+@pytest.mark.parametrize("table", ["evil.items", "pg_temp.items"])
+def test_what_is_broken_in_the_catalog_fails_no_question_about_tables(
+    model: SqlModel, shop: Connection, planter: Connection, asker: Connection, statement: str, table: str
+) -> None:
+    planter.execute(f"CREATE TABLE {table} (id integer)".encode())
+    if table == "evil.items":
+        planter.execute("GRANT SELECT ON evil.items TO PUBLIC")
+    with_broken(planter, statement.format(table))
+    model.writes("SELECT 1")
+    for connection in (shop, asker):
+        assert ask_tables(connection)["rows"] == [[1]]
+        assert connection.execute("SELECT ml_retrieve_schema_metadata('how many?')").fetchone() != (None,)
+        with error("42P01"):
+            ask_tables(connection, tables=["itemx"])
+
+
+def test_what_is_broken_of_trusted_roles_fails_none_either(
+    model: SqlModel, shop: Connection, stranger: Connection, asker: Connection
+) -> None:
+    stranger.execute(
+        "CREATE TABLE evil.items (id integer); GRANT SELECT ON evil.items TO PUBLIC;"
+        " GRANT USAGE ON SCHEMA evil TO PUBLIC"
+    )
+    with_broken(
+        stranger,
+        "COMMENT ON TABLE evil.items IS '<b>'",
+        'ALTER TABLE evil.items ADD "<b>" text',
+        "COMMENT ON COLUMN evil.items.id IS '<b>'",
+    )
+    with_broken(stranger, "INSERT INTO evil.items SELECT 1, '<b>' FROM generate_series(1, 100)")
+    stranger.execute("ANALYZE evil.items")
+    model.writes("SELECT 1")
+    assert ask_tables(asker)["rows"] == [[1]]
 
 
 @pytest.fixture
