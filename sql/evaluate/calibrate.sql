@@ -1,7 +1,7 @@
 -- calibrate: which limits tell questions that the documents answer from those that they do not.
 
 CREATE FUNCTION ml_rag._calibrate_question(question jsonb, own jsonb, rag jsonb, call integer,
-  OUT distance numeric, OUT score numeric)
+  stores ml_rag.store[], OUT distance numeric, OUT score numeric)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 -- a warning that belongs to all questions was given once
 SET client_min_messages = 'error'
@@ -16,6 +16,7 @@ BEGIN
   _found := ml_rag._retrieve(ml_rag._request(question ->> 'question',
     ml_rag._with_history(rag, own, question -> 'history'), call));
   _retrieval := _found.retrieval;
+  PERFORM ml_rag._refuse_other_embeddings(stores, _retrieval.stores);
   IF _retrieval.method = 'document_order' AND _retrieval.missing IS NULL THEN
     distance := 0;
     score := 1;
@@ -150,7 +151,7 @@ BEGIN
   FOR i IN 1..cardinality(_questions) LOOP
     PERFORM ml_rag._progress(_call, _table, 'asking questions', i - 1, cardinality(_questions));
     _measured := ml_rag._calibrate_question(_questions[i], jsonb_build_object('options', options),
-      _rag, _call);
+      _rag, _call, _stores);
     _distances[i] := _measured.distance;
     _scores[i] := _measured.score;
   END LOOP;
@@ -217,5 +218,6 @@ questions for which nothing is within it (0-1). answered_wrongly: share of the u
 something is (0-1). answerable, unanswerable: how many questions each share is of. is_proposed: true for one
 row of each option, that of the smallest sum of both shares. max_distance and min_score are measured apart.
 Errors: 22023 bad option, no questions of one kind, two of one id; 42P01, 42703, 42501 and others of the
-query; 25006 a query that writes; 57014; P0002 no vector store, or nothing is found for any question;
-other errors that ml_rag_search has for one of the questions.$$;
+query; 25006 a query that writes; 55000 a store got another default embedding meanwhile; 57014; P0002 no
+vector store, or nothing is found for any question; other errors that ml_rag_search has for one of the
+questions.$$;

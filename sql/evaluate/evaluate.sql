@@ -151,14 +151,14 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._evaluate_question(question jsonb, own jsonb, rag jsonb, cutoffs integer[],
-  call integer, OUT result ml_rag.evaluation_question)
+  call integer, stores ml_rag.store[], OUT result ml_rag.evaluation_question)
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 -- a warning that belongs to all questions was given once
 SET client_min_messages = 'error'
 AS $$
 -- purpose: one question: retrieved, answered where asked for, measured. A history that is wrong fails its
 -- question. An error is part of the result, except that of a lost model server: what comes after it would
--- measure nothing. call: what ml_rag._begin has returned
+-- measure nothing. call: what ml_rag._begin has returned. stores: those of the whole call
 DECLARE
   _query text := question ->> 'question';
   _expected jsonb := question -> 'documents';
@@ -215,6 +215,7 @@ BEGIN
         result.latency := jsonb_build_object('retrieval', ml_rag._milliseconds(_began));
       END IF;
   END;
+  PERFORM ml_rag._refuse_other_embeddings(stores, _retrieval.stores);
   _refused := coalesce(result.sqlstate = 'P0002', false) OR coalesce(result.answer = _abstain_text, false)
     OR coalesce(result.answer ~* (own ->> 'refusal_pattern'), false);
 
@@ -345,7 +346,8 @@ BEGIN
   PERFORM ml_rag._warn_of_unknown_documents(_stores, _questions, _parsed.own ->> 'match');
   FOR i IN 1..cardinality(_questions) LOOP
     PERFORM ml_rag._progress(_call, _table, 'asking questions', i - 1, cardinality(_questions), _failed);
-    _result := ml_rag._evaluate_question(_questions[i], _parsed.own, _parsed.rag, _parsed.cutoffs, _call);
+    _result := ml_rag._evaluate_question(_questions[i], _parsed.own, _parsed.rag, _parsed.cutoffs, _call,
+      _stores);
     _results := array_append(_results, _result);
     _failed := _failed + (_result.sqlstate IS NOT NULL)::integer;
   END LOOP;
@@ -436,8 +438,8 @@ questions, "latency": {stage: {"p50", "p95", "mean"} in ms}, "errors": {SQLSTATE
 A question that fails counts as one for which nothing was found. Runs are kept in ml_rag.evaluation_run and
 ml_rag.evaluation_question, where each role sees its own; ml_rag_compare_runs compares two.
 Errors: 22023 bad option, no questions, two of one id, malformed documents; 42P01, 42703, 42501 and others of
-the query; 25006 a query that writes, or a run to be kept in a read-only transaction; 57014; those of
-ml_rag_answer where every question fails.$$;
+the query; 25006 a query that writes, or a run to be kept in a read-only transaction; 55000 a store got
+another default embedding meanwhile; 57014; those of ml_rag_answer where every question fails.$$;
 
 CREATE FUNCTION @extschema@.ml_rag_evaluate(questions regclass, options jsonb DEFAULT NULL) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$

@@ -150,3 +150,21 @@ BEGIN
   RETURN greatest(0, least(1, 1 - _sum));
 END
 $$;
+
+CREATE FUNCTION ml_rag._refuse_other_embeddings(measured ml_rag.store[], searched ml_rag.store[]) RETURNS void
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+-- purpose: that a question has searched the embeddings that the call measures: each finds the stores anew
+-- Errors: 55000
+DECLARE
+  _names text := (
+    SELECT string_agg(m.vector_store, ', ' ORDER BY m.vector_store)
+    FROM unnest(measured) AS m JOIN unnest(searched) AS s ON s.relation = m.relation
+    WHERE (s.segment_embedding, s.embed_model_id) IS DISTINCT FROM (m.segment_embedding, m.embed_model_id));
+BEGIN
+  IF _names IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55000',
+      MESSAGE = format('another embedding was made the default of %s during the call', _names),
+      DETAIL = 'What is measured would be of both.', HINT = 'Call again.';
+  END IF;
+END
+$$;

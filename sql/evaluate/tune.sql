@@ -129,6 +129,7 @@ BEGIN
           CASE i WHEN 0 THEN '{"exact": true}' ELSE _settings[i] END)));
       _began := clock_timestamp();
       _found := ml_rag._retrieve(_request);
+      PERFORM ml_rag._refuse_other_embeddings(ARRAY[_store], (_found.retrieval).stores);
       _times := _times || ml_rag._milliseconds(_began);
       -- each segment by its hash
       _segments := ARRAY(
@@ -198,5 +199,6 @@ Returns a row for the exact search, in which the settings are null, and one for 
 the nearest segments that it finds (0-1). milliseconds: median of a search, without embedding. is_kept: true
 for the setting kept. Measure again when the table has doubled, which explain and ml-rag doctor report, or
 when its index is another one.
-Errors: 22023 bad option; 42501 not the owner; 55000 no approximate index, or no marker; P0002 no vector
-store, or no segments; 57014; those of the query with questions.$$;
+Errors: 22023 bad option; 42501 not the owner; 55000 no approximate index, no marker, or the store got another
+default embedding meanwhile; P0002 no vector store, or no segments; 57014; those of the query with
+questions.$$;

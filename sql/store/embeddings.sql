@@ -154,9 +154,10 @@ COMMENT ON FUNCTION ml_rag.use_embedding(regclass, text, boolean) IS
 $$makes an embedding of a vector store its default one; returns the name of the former, which stays
 It is searched if a call does not name another one, and the store is found by its model. Only comments of
 columns are changed, without blocking other sessions; a call that is under way ends with the embedding that it
-began with. Node groups keep their vectors, and are searched with the model that made them. For the table's
-owner. allow_pending: also if rows have none yet. Errors: 42704 no such embedding; 55000 rows without one, or
-its trigger was dropped or disabled; those of ml_rag.add_embedding about the table.$$;
+began with, or if it measures the answers to many questions, with 55000. Node groups keep their vectors, and
+are searched with the model that made them. For the table's owner. allow_pending: also if rows have none yet.
+Errors: 42704 no such embedding; 55000 rows without one, or its trigger was dropped or disabled; those of
+ml_rag.add_embedding about the table.$$;
 
 CREATE FUNCTION ml_rag.drop_embedding(store regclass, name text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE

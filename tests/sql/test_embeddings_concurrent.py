@@ -247,6 +247,28 @@ def test_what_is_kept_in_a_comment_meanwhile_is_not_undone(
     assert re.search("EF_SEARCH|MAX_DISTANCE|SEGMENT=|FILTER_KEYS", kept)
 
 
+@pytest.mark.parametrize(
+    ("call", "request_of"),
+    [
+        ('SELECT ml_rag_evaluate(\'TABLE asked\', \'{"options": {"vector_store": ["docs"]}}\')', 3),
+        ('SELECT ml_rag.calibrate(\'TABLE asked\', \'{"vector_store": ["docs"], "keep": true}\')', 3),
+        ("SELECT ml_rag.tune_index('docs', '{\"questions\": \"TABLE asked\"}')", 0),
+    ],
+)
+def test_what_is_measured_is_of_one_embedding(
+    db: Database, store: Connection, models: ModelsServer, call: str, request_of: int
+) -> None:
+    other = db.connect()
+    add(store, "more", "other")
+    store.execute("CREATE TABLE asked AS SELECT segment AS question, segment ~ 'house' AS answerable FROM docs")
+    models.before = {len(models.requests) + request_of: lambda: use(other, "more")}
+    with error("55000", "another embedding was made the default of public.docs during the call"):
+        store.execute(call)
+    assert default(store) == "more"
+    assert store.execute("SELECT count(*) FROM ml_rag.evaluation_run").fetchone() == (0,)
+    store.execute(call)
+
+
 # -- loads -------------------------------------------------------------------------------------------------------------
 
 
