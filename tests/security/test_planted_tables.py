@@ -134,6 +134,29 @@ def test_nor_to_one_of_a_role_that_is_not_trusted_any_more(
     assert not any("ran as" in message for message in said), said
 
 
+def test_nor_by_an_evaluation_to_one_of_a_role_that_is_not_trusted_any_more(
+    db: Database, owner: Connection, server: DocumentsServer, attacker: Connection, folder: Path
+) -> None:
+    role, tenant = loader_role(db), db.role("tenant")
+    attacker.execute(PLANT.partition("CREATE FUNCTION")[0] + "COMMENT ON TABLE secrets IS 'made by ml-rag eval'")
+    secrets = folder / "secrets"
+    lines = [json.dumps({"_id": f"d{i}", "text": f"plan {i}"}) for i in range(80)]
+    (secrets / "corpus.jsonl").write_text("\n".join(lines))
+    (secrets / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "plan 1"}))
+    (secrets / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\td1\t1\n")
+    server.before_batch[0] = lambda: owner.execute(f'REVOKE ml_rag_publisher FROM "{tenant}"')
+    owner.execute(f'GRANT ml_rag_publisher TO "{tenant}"')
+    try:
+        dsn = f"{db.dsn} dbname={db.name} options='-c role={role}'"
+        refused = CliRunner().invoke(main, ["eval", str(secrets), "--schema", "public", "--dsn", dsn])
+    finally:
+        owner.execute(f'REVOKE ml_rag_publisher FROM "{tenant}"')
+    assert refused.exit_code == 1
+    assert 'table "public.secrets" is not trusted' in refused.output
+    # those of the request that was under way
+    assert rows(attacker, "SELECT count(*) FROM secrets") == [(64,)]
+
+
 def test_nor_to_one_that_is_made_while_a_lock_is_waited_for(
     db: Database, owner: Connection, loader: Connection, attacker: Connection, folder: Path
 ) -> None:

@@ -101,6 +101,12 @@ class Evaluation:
         row = self._connection.execute(query, arguments or None).fetchone()
         return row[0] if row else None
 
+    def _values(self, query: LiteralString, *arguments: Any) -> list[Any]:
+        """What a statement on the store returns. The table's name is known to all, so its owner must be trusted."""
+        with self._connection.transaction():
+            self._connection.execute("SELECT ml_rag._refuse_untrusted(%s)", (self._oid,))
+            return [row[0] for row in self._connection.execute(query, (self._oid, *arguments)).fetchall()]
+
     def _routine(self, name: str) -> sql.Identifier:
         """A public routine of the extension."""
         query = (
@@ -126,7 +132,7 @@ class Evaluation:
                 hint="Take another --schema, or rename the folder.",
             )
         made = self._value("SELECT ml_rag.create_store(%s, %s)::oid", name, Jsonb(options))
-        # the table's name is known to everybody; one that is refused is not dropped at the end
+        # one that is refused is not dropped at the end
         self._value("SELECT ml_rag._refuse_untrusted(%s)", made)
         self._oid = made
         loaded = Loaded(documents=len(self.dataset.documents))
@@ -139,10 +145,10 @@ class Evaluation:
             self._load(batch, loaded)
             done += len(batch)
             progress(done, len(sizes))
-        present = [r[0] for r in self._connection.execute("SELECT ml_rag.documents_below(%s, '')", (self._oid,))]
+        present = self._values("SELECT ml_rag.documents_below(%s, '')")
         if gone := [name for name in present if name not in of_name]:
-            self._value("SELECT ml_rag.remove_documents(%s, %s)", self._oid, gone)
-        self._value("SELECT ml_rag.index_store(%s)", self._oid)
+            self._values("SELECT ml_rag.remove_documents(%s, %s)", gone)
+        self._values("SELECT ml_rag.index_store(%s)")
         self._index_keywords()
         query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(*self._table))
         row = self._connection.execute(query).fetchone()
@@ -154,16 +160,11 @@ class Evaluation:
         contents = {name: self.dataset.content(name) for name in names}
         hashes = [hashlib.sha256(content).hexdigest() for content in contents.values()]
         query = "SELECT ml_rag.unchanged_documents(%s, %s, %s, %s)"
-        for (name,) in self._connection.execute(query, (self._oid, list(contents), hashes, Jsonb(self._options))):
+        for name in self._values(query, list(contents), hashes, Jsonb(self._options)):
             del contents[name]
         if contents:
-            with self._connection.transaction():
-                # who is trusted can change between two requests
-                self._value("SELECT ml_rag._refuse_untrusted(%s)", self._oid)
-                result = self._value(
-                    "SELECT ml_rag.load_documents(%s, %s, %b, %s)",
-                    self._oid, list(contents), list(contents.values()), Jsonb(self._options),
-                )  # fmt: skip
+            query = "SELECT ml_rag.load_documents(%s, %s, %b, %s)"
+            result = self._values(query, list(contents), list(contents.values()), Jsonb(self._options))[0]
             loaded.new += result["documents"]["loaded"] + result["documents"]["changed"]
             loaded.failed += result["failed"]
 
