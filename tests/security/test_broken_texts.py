@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +14,12 @@ from psycopg import sql
 from ml_rag.backend import door
 from ml_rag.client.doctor import unread_stores
 from support.cluster import Cluster, Connection, Database, noticed
+from support.hostile_server import hostile
 from support.planting import BROKEN, COLUMNS, NEAR, QUESTION, ask, publish, warnings
 from support.schema import SqlModel, model, shop
 from support.schema import ask as ask_tables
 from support.stores import create_store, error, fake_embedding, search
-from support.vectorizers import create
+from support.vectorizers import create, run
 
 __all__ = ["model", "shop"]
 
@@ -326,6 +328,125 @@ def test_a_name_with_an_accent_is_no_other_where_the_database_is_not_utf8(latin:
             assert [one["document_name"] for one in ask(connection, **options)[0]["citations"]] == ["good"], options
         ((statement,),) = connection.execute("SELECT ml_rag.statement(%s)", (QUESTION,)).fetchall()
         assert len(connection.execute(statement).fetchall()) == 1
+    assert not any("ran as" in text for told in said for text in told)
+
+
+ACCENTS = json.dumps(
+    {
+        "embed_model_id": "fake-embed",
+        "sample": 0,
+        "vector_store_columns": {
+            "segment": "größe",
+            "segment_embedding": "véc",
+            "document_name": "näme",
+            "document_id": "clé",
+            "segment_number": "nö",
+            "metadata": "metä",
+        },
+    }
+)
+
+
+@pytest.fixture
+def accents(latin: Database) -> Connection:
+    """The owner, with a store "schö"."tü" whose columns and key type have accents, too."""
+    owner = latin.connect()
+    owner.execute("SET client_encoding = 'UTF8'")
+    owner.execute(
+        'CREATE SCHEMA "schö"; GRANT USAGE ON SCHEMA "schö" TO PUBLIC; CREATE EXTENSION citext SCHEMA "schö";'
+        'CREATE TABLE "schö"."tü" ("clé" "schö".citext, "nö" integer, "näme" text, "größe" text, "metä" jsonb,'
+        ' "véc" vector(16), "schlüssel" text PRIMARY KEY);'
+        f"INSERT INTO \"schö\".\"tü\" SELECT 'ä', i, 'dök', '{QUESTION} é' || i, '{{}}', '{NEAR}', 'ö' || i"
+        ' FROM generate_series(1, 3) AS i; GRANT SELECT ON "schö"."tü" TO PUBLIC'
+    )
+    owner.execute('SELECT ml_rag.adopt(\'"schö"."tü"\', %s)', (ACCENTS,))
+    owner.execute('SELECT ml_rag.enable_keyword_search(\'"schö"."tü"\', \'{"segment": "größe"}\')')
+    return owner
+
+
+def plant(latin: Database, owner: Connection, domain: str) -> None:
+    """A role makes a schema of the name which "schö" has in UTF-8, with a domain whose CHECK runs its code."""
+    owner.execute(f"GRANT CREATE ON DATABASE {latin.name} TO {latin.role('tenant')}".encode())
+    attacker = latin.connect("tenant")
+    attacker.execute("SET client_encoding = 'UTF8'")
+    name = "schö".encode().decode("latin-1")
+    attacker.execute(
+        f'CREATE SCHEMA "{name}"; GRANT USAGE ON SCHEMA "{name}" TO PUBLIC;'
+        f'CREATE FUNCTION "{name}".run(x text) RETURNS boolean LANGUAGE plpgsql AS'
+        " $$ BEGIN RAISE WARNING 'ran as %', current_user; RETURN true; END $$;"
+        f'CREATE DOMAIN "{name}".{domain} AS text CHECK ("{name}".run(VALUE))'.encode()
+    )
+
+
+def test_accents_are_found_where_the_database_is_not_utf8(latin: Database, accents: Connection) -> None:
+    plant(latin, accents, "citext")
+    asker = latin.connect("asker")
+    asker.execute("SET client_encoding = 'UTF8'")
+    words = {"semantic_search": False, "keyword_search": True}
+    name = {"vector_store": ["schö.tü"]}
+    said = [noticed(connection) for connection in (accents, asker)]
+    for connection in (accents, asker):
+        for options in (
+            {},
+            words,
+            name,
+            {"filters": {"näme": "dök"}},
+            {"filters": {"schlüssel": ["ö1", "ö3"]}, **words},
+            {"document_name": ["dök"]},
+            {"retrieval_options": {"segment_overlap": 1}, "explain": True},
+            {"arms": [{"search": "keyword"}, {"search": "semantic"}], **name},
+        ):
+            document, _ = ask(connection, **options)
+            assert {one["document_name"] for one in document["citations"]} == {"dök"}, options
+            assert document["vector_store"] == ["schö.tü"]
+        found = connection.execute("SELECT DISTINCT vector_store FROM ml_rag_search(%s)", (QUESTION,)).fetchall()
+        assert found == [("schö.tü",)]
+        ((statement,),) = connection.execute("SELECT ml_rag.statement(%s)", (QUESTION,)).fetchall()
+        assert len(connection.execute(statement).fetchall()) == 3
+    assert not any("ran as" in text for told in said for text in told)
+
+
+def test_jobs_read_accents_where_the_database_is_not_utf8(latin: Database, accents: Connection) -> None:
+    accents.execute(
+        'CREATE TABLE "schö"."vü" ("schlüssel" text PRIMARY KEY, "nämé" text);'
+        "INSERT INTO \"schö\".\"vü\" VALUES ('ä', 'lamp ä'), ('ö', 'rope ö')"
+    )
+    create(accents, '"schö"."vü"', columns="nämé", destination="table", document_name="{schlüssel}")
+    assert run(accents, '"schö"."vü"')["embedded"] == 2
+    accents.execute(
+        'CALL ml_rag.create_node_group(\'"schö"."vü_segments"\', \'sentences\', \'{"transform": "sentence"}\')'
+    )
+    options = {"vector_store": ["schö.vü_segments"], "arms": [{"search": "semantic", "in": "sentences"}]}
+    found = accents.execute("SELECT document_name, segment FROM ml_rag_search('rope ö', %s)", (json.dumps(options),))
+    assert found.fetchall()[0] == ("ö", "rope ö")
+    accents.execute('CALL ml_embed_table(\'"schö"."vü"."nämé"\', \'"schö"."vü"."wéctor"\')')
+    assert accents.execute('SELECT count("wéctor") FROM "schö"."vü"').fetchone() == (2,)
+
+
+def test_a_model_names_tables_of_a_schema_with_an_accent_where_the_database_is_not_utf8(
+    latin: Database, local_sockets: Path, accents: Connection
+) -> None:
+    accents.execute(
+        "CREATE TYPE \"schö\".kind AS ENUM ('red', 'blue');"
+        'CREATE TABLE "schö".items (id integer, kind "schö".kind, name text);'
+        "INSERT INTO \"schö\".items VALUES (1, 'red', 'Zoé'); GRANT SELECT ON \"schö\".items TO PUBLIC"
+    )
+    plant(latin, accents, "kind")
+    asker = latin.connect("asker")
+    asker.execute("SET client_encoding = 'UTF8'")
+    said = [noticed(connection) for connection in (accents, asker)]
+    accents.execute("SELECT ml_rag.configure('generate_model_id', 'fake-generate')")
+    model = SqlModel()
+    with hostile(local_sockets, model, owner=accents):
+        for connection in (accents, asker):
+            for statement in (
+                "SELECT name FROM items",
+                "SELECT name FROM items WHERE kind = ANY ('{red,blue}'::kind[])",
+                "SELECT name FROM items WHERE 'red' = ANY ('{red}'::kind[]::text[])",
+            ):
+                model.writes(statement)
+                found = ask_tables(connection, tables=["schö.items"], use_retry=False)
+                assert found.get("rows") == [["Zoé"]], (statement, found)
     assert not any("ran as" in text for told in said for text in told)
 
 

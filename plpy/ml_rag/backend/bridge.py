@@ -26,6 +26,7 @@ from ml_rag.backend import rerank as _rerank
 from ml_rag.backend import rewrite as _rewrite
 from ml_rag.backend import rights as _rights
 from ml_rag.backend.client import ModelServer
+from ml_rag.backend.retrieval.sqltext import in_encoding
 from ml_rag.backend.sqlstate import sqlstate
 from ml_rag.errors import (
     DocumentError,
@@ -93,7 +94,7 @@ def outcome(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[
     @functools.wraps(function)
     def wrapper(plpy: Any, /, *args: P.args, **kwargs: P.kwargs) -> tuple[R | None, str | None]:
         try:
-            return function(plpy, *args, **kwargs), None
+            return function(in_encoding(plpy), *args, **kwargs), None
         except MlRagError as e:
             error = {"sqlstate": e.sqlstate, "message": e.message, "detail": e.detail, "hint": e.hint}
         except (plpy.SPIError, plpy.Error) as e:  # the latter: a cancel that comes with a message to the client

@@ -18,7 +18,7 @@ import numpy as np
 
 from ml_rag.backend import calls, tokens
 from ml_rag.backend.indexes import check_owner
-from ml_rag.backend.retrieval.sqltext import in_ascii
+from ml_rag.backend.retrieval.sqltext import identifier
 from ml_rag.backend.rights import as_owner
 from ml_rag.backend.statements import Statements
 
@@ -346,7 +346,7 @@ def build(plpy: Any, index: dict[str, Any], call: int | None) -> None:
 
     as_owner(plpy, begin, writes=True)
     indexer = _Indexer(plpy, store, index["configuration"], index["statistics"])
-    cursor = plpy.cursor(in_ascii(plpy, _run(plpy, "source", description)[0]["source"]))
+    cursor = plpy.cursor(_run(plpy, "source", description)[0]["source"])
     for rows in _portions(lambda n: list(cursor.fetch(n))):
         as_owner(plpy, indexer.add(rows), writes=True)
         calls.advance(plpy, call, len(rows))
@@ -373,7 +373,7 @@ def add_from_cursor(plpy: Any, store: int, cursor: str) -> int:
     """Put the rows (key, segment, text_hash) of an open cursor into an index, as ``ml_rag_internal``; how many."""
     index = _run(plpy, "index", store)[0]
     indexer = _Indexer(plpy, store, index["configuration"], index["statistics"])
-    name = plpy.quote_ident(cursor)
+    name = identifier(cursor)
     n = 0
     for rows in _portions(lambda n: list(plpy.execute(f"FETCH {n} FROM {name}"))):
         indexer.add(rows)()

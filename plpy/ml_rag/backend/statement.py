@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ml_rag.backend import sizes, tree
-from ml_rag.backend.retrieval.sqltext import is_utf8
+from ml_rag.backend.retrieval.sqltext import identifier, is_utf8
 from ml_rag.backend.sqlstate import sqlstate
 from ml_rag.errors import MlRagError
 
@@ -121,7 +121,7 @@ def examine(plpy: Any, statement: str, within: Within, schemas: list[str], max_r
 def _decide(plpy: Any, statement: str, within: Within, schemas: list[str], outcome: Outcome) -> None:
     """Leaves a view, or says in ``outcome`` why not."""
     # names in the statement are resolved by this path, which the functions called here do not go by
-    path = ", ".join(["pg_catalog", *map(plpy.quote_ident, schemas), "pg_temp"])
+    path = ", ".join(["pg_catalog", *map(identifier, schemas), "pg_temp"])
     _value(plpy, "SELECT pg_catalog.set_config('search_path', $1, true)", "text", path)
     # Citus would warn that it cannot make the view on its workers
     plpy.execute("SELECT pg_catalog.set_config('citus.enable_ddl_propagation', 'off', true)")

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from ml_rag.backend.retrieval import sqltext
+
 #: rows of one fetch, unless told otherwise
 PORTION = 5000
 
@@ -56,7 +58,7 @@ class Statements:
     def rows_with(self, plpy: Any, name: str, literal: str, *arguments: Any, portion: int = PORTION) -> Iterator[Any]:
         """The same where the planner is to know the text that is the last parameter; planned each time."""
         statement, *types = self._statements[name]
-        statement = statement.replace(f"${len(types)}", plpy.quote_literal(literal))
+        statement = statement.replace(f"${len(types)}", sqltext.literal(literal))
         plan = plpy.prepare(statement, [f"pg_catalog.{type_name}" for type_name in types[:-1]])
         yield from _in_portions(plpy.cursor(plan, list(arguments)), portion)
 

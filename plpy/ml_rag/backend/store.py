@@ -10,7 +10,6 @@ from typing import Any
 
 from ml_rag.backend import rights
 from ml_rag.backend.load import Rows, embed_segments
-from ml_rag.backend.retrieval.sqltext import in_ascii
 from ml_rag.backend.sqlstate import sqlstate
 from ml_rag.backend.statements import Statements
 from ml_rag.errors import DocumentError
@@ -75,7 +74,7 @@ SELECT w.s FROM (
 
 def split_plan(plpy: Any, function: str) -> Any:
     """``function``: the name of one of the caller's, quoted."""
-    statement = _SPLIT.format(in_ascii(plpy, function), MAX_SEGMENTS + 1, MAX_SPLIT_CHARACTERS)
+    statement = _SPLIT.format(function, MAX_SEGMENTS + 1, MAX_SPLIT_CHARACTERS)
     return plpy.prepare(statement, ["pg_catalog.text"])
 
 

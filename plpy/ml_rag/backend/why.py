@@ -14,6 +14,7 @@ from typing import Any
 
 from ml_rag.backend.retrieval.find import STORES
 from ml_rag.backend.retrieval.request import FILTERS
+from ml_rag.backend.retrieval.sqltext import literal
 from ml_rag.backend.statements import Statements
 
 #: ml_rag.hit without its text, ml_rag.arm, ml_rag.request, ml_rag.retrieval, ml_rag.why_step
@@ -274,7 +275,7 @@ class _Following:
             detail = f'Node group "{arm["node_group"]}" has no node of it that the arm finds.'
             return detail, "The view of node groups shows how many nodes are pending, and why some failed."
         if arm["search"] == "semantic":
-            store = self._plpy.quote_literal(wanted["vector_store"])
+            store = literal(wanted["vector_store"])
             return "It has no embedding yet.", (
                 f"CALL ml_rag.run_vectorizer({store}) embeds the rows of a table with a vectorizer;"
                 " others are embedded by ml_embed_table."

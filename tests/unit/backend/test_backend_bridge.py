@@ -28,6 +28,11 @@ class FakePlpy:
     class Error(Exception):
         sqlstate = "57014"
 
+    @staticmethod
+    def execute(_: str) -> list[dict[str, str]]:
+        """The encoding of the database."""
+        return [{"name": "UTF8"}]
+
 
 class FakeServer:
     def __init__(self, reply: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 from ml_rag.backend.retrieval.plan import plan, scored_rows, widening
 from ml_rag.backend.retrieval.run import corpus
 from ml_rag.backend.retrieval.shape import GIVEN, Arm, Near, Nodes, Shape, Slots, Source, Statement, Values, Words
-from ml_rag.backend.retrieval.sqltext import identifier, literal
+from ml_rag.backend.retrieval.sqltext import identifier, in_ascii, literal
 from ml_rag.backend.retrieval.stores import Embedding, Metric, Store
 from ml_rag.errors import InvalidRequest
 
@@ -285,6 +285,26 @@ def test_texts_are_quoted(text: str, written: str) -> None:
 
 def test_names_are_quoted() -> None:
     assert identifier('a "b"') == '"a ""b"""'
+
+
+@pytest.mark.parametrize(
+    ("statement", "written"),
+    [
+        ("SELECT '\\', \"a\"", "SELECT '\\', \"a\""),
+        ("SELECT 'a', 'é' AS \"k\"", "SELECT 'a',  E'\\U000000e9' AS \"k\""),
+        ("'\\é''é'", " E'\\\\\\U000000e9''\\U000000e9'"),
+        ("E'\\'é\\\\' || '\\' || \"é\"", "E'\\'\\U000000e9\\\\' || '\\' || U&\"\\+0000e9\""),
+        ('s."é""\\"', 's.U&"\\+0000e9""\\\\"'),
+    ],
+)
+def test_a_statement_is_the_same_in_ascii(statement: str, written: str) -> None:
+    assert in_ascii(statement) == written
+
+
+@pytest.mark.parametrize("statement", ["SELECT é", "SELECT 'é", "SELECT 1 -- it's é"])
+def test_what_cannot_be_written_in_ascii_is_not_run(statement: str) -> None:
+    with pytest.raises(ValueError, match="not ASCII"):
+        in_ascii(statement)
 
 
 @pytest.mark.parametrize(

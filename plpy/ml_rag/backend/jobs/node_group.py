@@ -24,7 +24,7 @@ from ml_rag.backend.jobs.loop import (
     later,
     run,
 )
-from ml_rag.backend.retrieval.sqltext import identifier
+from ml_rag.backend.retrieval.sqltext import identifier, literal
 from ml_rag.errors import MlRagError
 
 _BEGIN = {
@@ -112,7 +112,7 @@ class NodeGroups(Derived):
             if found["is_owner"]:
                 self._names = found["groups"]
             elif found["groups"]:
-                name = self.session.plpy.quote_literal(self._relation)
+                name = literal(self._relation)
                 hint = f"Its owner should CALL ml_rag.refresh_node_groups({name});"
                 self.session.plpy.notice(f'node groups of "{self._relation}" are not filled', hint=hint)
             # the documents are loaded, whatever becomes of their nodes

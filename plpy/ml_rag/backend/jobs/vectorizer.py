@@ -272,7 +272,7 @@ class Vectorizer(Column):
 
     def _warn_of_truncation(self) -> None:
         if self._truncated:
-            shown, quoted = self.relation, self.session.plpy.quote_literal(self.relation)
+            shown, quoted = self.relation, literal(self.relation)
             self.warn(
                 f'the model cut the texts of {self._truncated} rows of "{shown}"',
                 f"They are longer than model {self._job['model_id']} takes in;"

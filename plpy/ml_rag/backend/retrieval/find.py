@@ -244,7 +244,7 @@ class Finder:
                 except NoIndex:
                     without.append(store)
                 except BrokenIndex as e:
-                    failure = reasons.broken_index(self._plpy, store, e.message)
+                    failure = reasons.broken_index(store, e.message)
                     if len(stores) == 1:
                         raise Failed(failure) from None
                     failures.append(failure)

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from ml_rag.backend.retrieval.sqltext import identifier
+from ml_rag.backend.retrieval.sqltext import identifier, literal
 from ml_rag.backend.retrieval.stores import Store
 
 #: bytes of a name that ml_rag.create_node_group takes
@@ -53,9 +53,9 @@ def _quoted(name: str) -> str:
     return name if re.fullmatch("[a-z_][a-z0-9_]*", name) else identifier(name)
 
 
-def broken_index(plpy: Any, store: Store, why: str) -> Any:
+def broken_index(store: Store, why: str) -> Any:
     """Of a store whose keyword index cannot be used: its configuration was dropped, or its key's type changed."""
-    name, hint = store.vector_store, f"Its owner can rebuild it: {_enabling(plpy, store)};"
+    name, hint = store.vector_store, f"Its owner can rebuild it: {_enabling(store)};"
     return failure(name, "55000", f'the keyword index of "{name}" cannot be used', why, hint) | {
         "warning": f'the keyword index of "{name}" cannot be used; ignored',
         "warning_detail": why,
@@ -64,12 +64,12 @@ def broken_index(plpy: Any, store: Store, why: str) -> Any:
     }
 
 
-def _enabling(plpy: Any, store: Store) -> str:
+def _enabling(store: Store) -> str:
     """The statement by which an owner creates or rebuilds the keyword index of a store."""
     options = ""
     if store.segment != "segment":
-        options = f", {plpy.quote_literal(json.dumps({'segment': store.segment}, ensure_ascii=False))}"
-    return f"SELECT ml_rag.enable_keyword_search({plpy.quote_literal(store.table)}{options})"
+        options = f", {literal(json.dumps({'segment': store.segment}, ensure_ascii=False))}"
+    return f"SELECT ml_rag.enable_keyword_search({literal(store.table)}{options})"
 
 
 def _listed(stores: list[Store]) -> str:
@@ -88,7 +88,7 @@ def no_index(plpy: Any, stores: list[Store], *, is_all: bool) -> Any:
     """Say which stores a keyword arm left out for want of an index; where that is all of them, the error."""
     hint = "Only an ordinary table can have one: search the table behind it."
     if (table := _first_table(plpy, stores)) is not None:
-        hint = f"Its owner can create one: {_enabling(plpy, table)};"
+        hint = f"Its owner can create one: {_enabling(table)};"
         if not plpy.execute(f"SELECT has_table_privilege({table.relation}, 'SELECT') AS reads_all")[0]["reads_all"]:
             hint += "\nIf it has one, searching it takes SELECT on the columns of its key, too."
     if is_all:
@@ -107,15 +107,15 @@ def no_index(plpy: Any, stores: list[Store], *, is_all: bool) -> Any:
 def no_part(plpy: Any, stores: list[Store], arm: Any, search: str, *, is_all: bool) -> Any:
     """The same of its node group or embedding; ``arm``: an AskedArm."""
     group, table = arm.node_group, _first_table(plpy, stores)
-    store = "" if table is None else plpy.quote_literal(table.table)
+    store = "" if table is None else literal(table.table)
     if group is None:
         what = f'embedding "{arm.embedding[:100]}"'
-        name = plpy.quote_literal(arm.embedding)
+        name = literal(arm.embedding)
         hint = f"CALL ml_rag.add_embedding({store}, {name}, '{{\"embed_model_id\": …}}') makes one."
     else:
         what = f'node group "{group[:100]}"'
         can_be = re.fullmatch(r"[^\W\d][\w-]*", group) and len(group.encode()) <= _LONGEST_NAME and group != "document"
-        name = plpy.quote_literal(group if can_be else "sentences")
+        name = literal(group if can_be else "sentences")
         has = '"keyword_search": true' if search == "keyword" else '"embed": true'
         hint = (
             f"{'' if can_be else 'A node group cannot have that name. '}CALL ml_rag.create_node_group({store}, {name},"

@@ -27,7 +27,7 @@ from ml_rag.backend.retrieval.shape import (
     Words,
     filter_slot,
 )
-from ml_rag.backend.retrieval.sqltext import identifier, in_ascii
+from ml_rag.backend.retrieval.sqltext import identifier, literal
 from ml_rag.backend.retrieval.stores import Embedding, Store, record
 from ml_rag.backend.retrieval.vectors import Vectors
 from ml_rag.backend.sqlstate import sqlstate
@@ -354,7 +354,7 @@ class Search:
         index = self._look_up(source, arm, asked, place, i, lookup)
         rows = source.rows
         if not source.store.is_table and not source.columns:
-            rows = in_ascii(self._plpy, _run(self._plpy, "indexed rows", source.store.relation)[0]["rows"])
+            rows = _run(self._plpy, "indexed rows", source.store.relation)[0]["rows"]
         return source, Words(tuple(index["key"]), tuple(index["key_types"]), rows)
 
     def _look_up(self, source: Source, arm: Arm, asked: AskedArm, place: int, i: int, lookup: Lookup) -> dict[str, Any]:
@@ -714,7 +714,7 @@ class NodeSearch:
         if made.row_keys is not None:
             plpy = self._outer._plpy
             # as a constant: how many rows these are decides how the others are found
-            keys = f"t.ctid = ANY ({plpy.quote_literal(made.row_keys)}::tid[])"
+            keys = f"t.ctid = ANY ({literal(made.row_keys)}::tid[])"
             row = plpy.execute(
                 f"SELECT coalesce(array_agg(t.ctid), '{{}}')::text AS row_keys, count(*) AS n"
                 f" FROM {self._nodes.table} AS t WHERE t.node_number > 0 AND {before}{keys}{after}"

@@ -9,7 +9,6 @@ from typing import Any
 
 from ml_rag.backend.retrieval import request as requests
 from ml_rag.backend.retrieval.shape import Arm, Source
-from ml_rag.backend.retrieval.sqltext import in_ascii
 from ml_rag.backend.retrieval.stores import record
 from ml_rag.backend.statements import Statements
 
@@ -89,7 +88,7 @@ class Asking:
         if shards is None:
             return None
         here = self._store | {"missing": self._missing + json.loads(shards)}
-        leaves = [in_ascii(plpy, name) for name in json.loads(_run(plpy, "here", json.dumps(here))[0]["leaves"])]
+        leaves = json.loads(_run(plpy, "here", json.dumps(here))[0]["leaves"])
         arm = json.loads(self._asked.record) | {"query_embedding": own, "candidates": self._arm.candidates}
         if not is_keyword:
             arm["query"] = None

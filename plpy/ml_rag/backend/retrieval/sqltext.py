@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
-_QUOTED = re.compile(r'"(?:[^"]|"")*"')
+#: a name, a string with escapes, a string
+_QUOTED = re.compile('"(?:[^"]|"")*"' r"|\bE'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'", re.DOTALL)
 _encoding: list[str] = []
 
 
@@ -32,14 +34,46 @@ def is_utf8(plpy: Any) -> bool:
     return _encoding == ["UTF8"]
 
 
-def in_ascii(plpy: Any, text: str) -> str:
-    """SQL with names of relations, and no strings. Where the database is not UTF-8, PL/Python would make another name
-    of one with an accent, which another relation may have."""
-    return text if text.isascii() or is_utf8(plpy) else _QUOTED.sub(_escaped, text)
+def in_encoding(plpy: Any) -> Any:
+    """``plpy``, which gives statements to PostgreSQL in UTF-8, as one for the encoding of the database."""
+    return plpy if is_utf8(plpy) else _InAscii(plpy)
+
+
+class _InAscii:
+    """PL/Python in a database that is not UTF-8: of a name or text with an accent in a statement it would make another
+    one there, which can be the name of another relation or type. So statements are in ASCII; it converts parameters."""
+
+    def __init__(self, plpy: Any) -> None:
+        self._plpy = plpy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plpy, name)
+
+    def prepare(self, statement: str, types: Sequence[str] = ()) -> Any:
+        return self._plpy.prepare(in_ascii(statement), list(map(in_ascii, types)))
+
+    def execute(self, statement: Any, *arguments: Any) -> Any:
+        return self._plpy.execute(in_ascii(statement) if isinstance(statement, str) else statement, *arguments)
+
+    def cursor(self, statement: Any, *arguments: Any) -> Any:
+        return self._plpy.cursor(in_ascii(statement) if isinstance(statement, str) else statement, *arguments)
+
+
+def in_ascii(statement: str) -> str:
+    """The same statement in ASCII, whatever standard_conforming_strings says."""
+    written = statement if statement.isascii() else _QUOTED.sub(_escaped, statement)
+    if not written.isascii():
+        raise ValueError("a statement has characters outside its names and strings that are not ASCII")
+    return written
 
 
 def _escaped(found: re.Match[str]) -> str:
-    if found[0].isascii():
-        return found[0]
-    name = found[0].replace("\\", "\\\\")
-    return "U&" + "".join(each if each.isascii() else f"\\+{ord(each):06x}" for each in name)
+    text = found[0]
+    if text.isascii():
+        return text
+    is_name, is_plain = text.startswith('"'), not text.startswith("E")
+    if is_plain:
+        text = text.replace("\\", "\\\\")
+    code = "\\+{:06x}" if is_name else "\\U{:08x}"
+    text = "".join(each if each.isascii() else code.format(ord(each)) for each in text)
+    return f"U&{text}" if is_name else f" E{text}" if is_plain else text

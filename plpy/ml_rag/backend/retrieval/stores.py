@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ml_rag.backend.retrieval.sqltext import in_ascii
 from ml_rag.backend.statements import Statements
 
 _INTEGERS = ("smallint", "integer", "bigint")
@@ -269,7 +268,7 @@ def _run(schema: str) -> Statements:
 def written(plpy: Any, relations: list[int]) -> list[str | None]:
     """The relations as they are written into a statement now; None = dropped."""
     names: list[str | None] = _names(plpy, "written", relations)[0]["names"]
-    return [name and in_ascii(plpy, name) for name in names]
+    return names
 
 
 def metric(plpy: Any, schema: str, name: str) -> Metric:
@@ -430,7 +429,7 @@ def _read(run: Statements, plpy: Any, relations: list[int], wanted: Wanted, mode
             vector_store=full_name if "." in row["schema"] else f"{row['schema']}.{row['name']}",
             names=names,
             relation=relation,
-            table=in_ascii(plpy, row["written"]),
+            table=row["written"],
             embed_model_id=embedding["model"],
             segment_embedding=embedding["name"],
             segment=own["segment"]["name"],
@@ -476,7 +475,7 @@ def of_record(plpy: Any, schema: str, fields: dict[str, Any], relation: int) -> 
     return Store(
         **{name: fields[name] for name in _RECORD if name not in ("relation", "is_table")},
         relation=relation,
-        table=in_ascii(plpy, facts["written"]),
+        table=facts["written"],
         is_table=facts["is_table"],
         is_small=facts["is_small"],
         is_secured=facts["is_secured"],
