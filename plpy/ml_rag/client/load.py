@@ -245,9 +245,14 @@ class Client:
         """Build the index where there is none."""
         self._values("SELECT ml_rag.index_store(%s, %s, %s)", distance_metric, Jsonb(index) if index else None)
 
-    def hears(self, task: Task) -> None:
+    @contextlib.contextmanager
+    def hears(self, task: Task) -> Iterator[None]:
         """Show the notices of a call that takes long."""
         self._connection.add_notice_handler(task.heard)
+        try:
+            yield
+        finally:
+            self._connection.remove_notice_handler(task.heard)
 
     def interrupt(self) -> None:
         """End what another thread does, and the statement that it has sent."""
@@ -331,9 +336,9 @@ def _run(clients: Sequence[Client], sources: Sequence[Folder | Remote], refresh:
     found = [source.find(tally) for source in sources]
     n = sum(map(len, found))
     done = 0
-    with work.task("files") as task:
+    with work.task("files") as task, contextlib.ExitStack() as stack:
         for client in clients:
-            client.hears(task)
+            stack.enter_context(client.hears(task))
         for source, sizes in zip(sources, found, strict=True):
             batches = list(files.batches(list(sizes.items()), *CALL))
             # closed at once by an interrupt of this thread, too, which has its frame
