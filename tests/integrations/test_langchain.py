@@ -797,6 +797,26 @@ def test_a_conversation(boats: MlRagVectorStore, asker_dsn: str, tenant_dsn: str
         one.close()
 
 
+def test_an_answer_is_that_to_the_question_of_the_same_object(asker_dsn: str) -> None:
+    first = MlRagChatMessageHistory(asker_dsn)
+    second, third = (MlRagChatMessageHistory(asker_dsn, first.conversation_id) for _ in range(2))
+    first.add_user_message("what is red?")
+    second.add_user_message("what is blue?")
+    first.add_ai_message("a boat")
+    second.add_ai_message("the sea")
+    assert [m.content for m in third.messages] == ["what is red?", "a boat", "what is blue?", "the sea"]
+    first.add_user_message("and green?")
+    third.add_ai_message("a tree")
+    with pytest.raises(MlRagError, match="no question"):
+        first.add_ai_message("another tree")
+    first.clear()
+    second.add_user_message("again?")
+    first.add_ai_message("yes")
+    assert [m.content for m in third.messages] == ["again?", "yes"]
+    for one in (first, second, third):
+        one.close()
+
+
 def test_messages_are_added_to_a_conversation_that_is_deleted_meanwhile(owner: Connection, asker_dsn: str) -> None:
     history = MlRagChatMessageHistory(asker_dsn)
     history.add_messages([HumanMessage("what is red?"), AIMessage("a boat")])

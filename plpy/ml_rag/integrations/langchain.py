@@ -360,19 +360,22 @@ _KEEP = """INSERT INTO ml_rag.conversation (conversation_id, role) VALUES (%(id)
 ON CONFLICT (role, conversation_id) DO UPDATE SET changed_at = pg_catalog.clock_timestamp()"""
 _ANSWER = """UPDATE ml_rag.message AS m
 SET text = %(text)s, citations = %(citations)s, created_at = pg_catalog.clock_timestamp()
-WHERE m.conversation_id = %(id)s AND m.role = current_user AND m.text IS NULL AND m.turn = (
-  SELECT max(l.turn) FROM ml_rag.message AS l WHERE l.conversation_id = %(id)s AND l.role = current_user)"""
+WHERE m.conversation_id = %(id)s AND m.role = current_user AND m.text IS NULL
+  AND CASE WHEN %(asked)s::uuid IS NOT NULL THEN m.message_id = %(asked)s::uuid ELSE m.turn = (
+    SELECT max(l.turn) FROM ml_rag.message AS l WHERE l.conversation_id = %(id)s AND l.role = current_user) END"""
 _ASK = """INSERT INTO ml_rag.message
   (message_id, conversation_id, role, turn, created_at, query, question, citations, options)
 SELECT pg_catalog.gen_random_uuid(), %(id)s, current_user, coalesce(max(m.turn), 0) + 1,
   pg_catalog.clock_timestamp(), %(query)s, %(query)s, '[]', '{}'
-FROM ml_rag.message AS m WHERE m.conversation_id = %(id)s AND m.role = current_user"""
+FROM ml_rag.message AS m WHERE m.conversation_id = %(id)s AND m.role = current_user
+RETURNING message_id AS asked"""
 
 
 class MlRagChatMessageHistory(BaseChatMessageHistory):
     """A conversation of ``ml_rag_chat``, of the role of the DSN; without an id a new one.
 
-    Questions are its human messages and answers its ai messages; a turn has one of each, or no answer yet.
+    Questions are its human messages and answers its ai messages; a turn has one of each, or no answer yet. An answer is
+    that to the last question of this object, or if it has added none, of the conversation.
     """
 
     def __init__(self, dsn: str, conversation_id: str | None = None) -> None:
@@ -383,6 +386,7 @@ class MlRagChatMessageHistory(BaseChatMessageHistory):
                 f"conversation_id must be a UUID, as ml_rag_chat and a new history give it, not {conversation_id!r}"
             ) from None
         self._database = Database(dsn, name="ml_rag langchain")
+        self._asked: uuid.UUID | None = None
 
     @property
     def messages(self) -> list[BaseMessage]:
@@ -403,27 +407,30 @@ class MlRagChatMessageHistory(BaseChatMessageHistory):
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Add questions and answers. Raises MlRagError for a message of another kind, and an answer to nothing."""
+        asked = self._asked
         with self._database.transaction() as connection:
             # the row is locked until the end: one writer at a time
             connection.execute(_KEEP, {"id": self.conversation_id})
             for message in messages:
                 turn: dict[str, Any] = {"id": self.conversation_id}
                 if isinstance(message, HumanMessage):
-                    connection.execute(_ASK, turn | {"query": str(message.text)})
+                    (asked,) = (row["asked"] for row in connection.execute(_ASK, turn | {"query": str(message.text)}))
                 elif isinstance(message, AIMessage):
                     citations = message.additional_kwargs.get("citations", [])
-                    turn |= {"text": str(message.text), "citations": Jsonb(citations)}
+                    turn |= {"text": str(message.text), "citations": Jsonb(citations), "asked": asked}
                     if connection.execute(_ANSWER, turn).rowcount == 0:
                         raise MlRagError("the message answers no question")
                 else:
                     raise MlRagError(
                         "conversations keep questions and answers", detail=f"Got a message of type {message.type}."
                     )
+        self._asked = asked
 
     def clear(self) -> None:
         """Delete the conversation."""
         with self._database.transaction() as connection:
             connection.execute("SELECT ml_rag.forget_conversation(%s)", (self.conversation_id,))
+        self._asked = None
 
     aget_messages, aadd_messages, aclear = in_thread(_messages), in_thread(add_messages), in_thread(clear)
 
