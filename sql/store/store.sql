@@ -365,7 +365,6 @@ DECLARE
 BEGIN
   _metric := ml_rag.parse_options('vector_store_load',
     jsonb_build_object('distance_metric', distance_metric)) ->> 'distance_metric';
-  _column := ml_rag._default_column(store);
   PERFORM ml_rag._hold(ARRAY[store::oid]);
   _relation := ml_rag._relation_name(store);
   IF NOT pg_has_role(current_user, (SELECT c.relowner FROM pg_class AS c WHERE c.oid = store), 'USAGE') THEN
@@ -373,6 +372,8 @@ BEGIN
       HINT = format('After many changes its owner should call SELECT ml_rag.index_store(%L);', _relation);
     RETURN;
   END IF;
+  PERFORM ml_rag._lock_comments(store) WHERE index IS NOT NULL;
+  _column := ml_rag._default_column(store);
   SELECT a.attnum, col_description(a.attrelid, a.attnum) INTO _attnum, _comment
   FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = _column AND NOT a.attisdropped;
   IF _attnum IS NULL THEN

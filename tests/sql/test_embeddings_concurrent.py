@@ -221,6 +221,7 @@ def test_a_question_that_is_being_embedded_is_searched_with_its_model(
         ' \'{"vector_store": ["docs"], "keep": true}\')',
         'SELECT ml_rag.adopt(\'docs\', \'{"vector_store_columns": {"segment_embedding": "segment_embedding_more"}}\')',
         "SELECT ml_rag.describe_filter('docs', 'year', 'of what it is about')",
+        "SELECT ml_rag.index_store('docs', NULL, '{\"type\": \"none\"}'::jsonb)",
     ],
 )
 def test_what_is_kept_in_a_comment_meanwhile_is_not_undone(
@@ -244,7 +245,7 @@ def test_what_is_kept_in_a_comment_meanwhile_is_not_undone(
     (kept,) = watcher.execute(comments, ("docs",)).fetchone() or ("",)
     assert "where it is" not in kept
     assert "DEFAULT" not in kept
-    assert re.search("EF_SEARCH|MAX_DISTANCE|SEGMENT=|FILTER_KEYS", kept)
+    assert re.search("EF_SEARCH|MAX_DISTANCE|SEGMENT=|FILTER_KEYS|INDEX=none", kept)
 
 
 @pytest.mark.parametrize(
