@@ -22,6 +22,11 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '0A000', MESSAGE = format('pgvector is in schema %I', _schema),
       DETAIL = 'The name of its schema may have letters, digits, underscores, hyphens and blanks.',
       HINT = 'ALTER EXTENSION vector SET SCHEMA …;';
+  ELSIF getdatabaseencoding() = 'SQL_ASCII' THEN
+    RAISE EXCEPTION USING ERRCODE = '0A000',
+      MESSAGE = 'ml_rag does not work in a database of encoding SQL_ASCII',
+      DETAIL = 'PL/Python reads texts as UTF8: one name or row of any role that is not makes calls fail.',
+      HINT = 'CREATE DATABASE … ENCODING ''UTF8'' TEMPLATE template0;';
   END IF;
 END
 $$;
@@ -289,12 +294,12 @@ $$;
 
 CREATE FUNCTION ml_rag._is_text(value text) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE COST 1000 SET search_path FROM CURRENT AS $$
--- purpose: whether a text is valid in the encoding of the database. One that is not comes back from Python as
--- another, so that a row is not found by it as a key
+-- purpose: whether PL/Python can read a text. One that is not valid in the encoding of the database comes
+-- back from it as another, so that a row is not found by it as a key; in other encodings than UTF8 that fails
 BEGIN
-  PERFORM convert_to(value, getdatabaseencoding());
+  PERFORM convert_to(value, 'UTF8');
   RETURN true;
-EXCEPTION WHEN character_not_in_repertoire THEN
+EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
   RETURN false;
 END
 $$;

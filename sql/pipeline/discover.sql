@@ -19,7 +19,7 @@ CREATE FUNCTION ml_rag._discover_stores(
   vector_store text[], exclude_vector_store text[], schema text[], vector_store_columns jsonb,
   embed_model_id text, unmarked boolean, OUT stores jsonb, OUT error jsonb
 )
-LANGUAGE plpython3u STABLE PARALLEL RESTRICTED
+LANGUAGE plpython3u STABLE PARALLEL UNSAFE
 SET search_path FROM CURRENT
 -- plans are kept, and of a few rows of the catalog the planner would rather read all
 SET plan_cache_mode = force_generic_plan

@@ -3,11 +3,13 @@ would crash, and end all sessions of the server with its own."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg import sql
 
@@ -278,20 +280,27 @@ def test_what_is_broken_of_trusted_roles_fails_none_either(
     assert ask_tables(asker)["rows"] == [[1]]
 
 
-@pytest.fixture
-def latin(cluster: Cluster, model_server: str) -> Iterator[Database]:
-    name = f"{cluster.prefix}_latin"
-    cluster.execute("CREATE DATABASE {} TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'", name)
+@contextlib.contextmanager
+def encoded(cluster: Cluster, encoding: str) -> Iterator[Database]:
+    """A database of that encoding."""
+    name = f"{cluster.prefix}_{encoding.lower()}"
+    cluster.execute(f"CREATE DATABASE {{}} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'", name)
     database = Database(cluster.dsn, name, cluster.prefix)
     try:
+        yield database
+    finally:
+        database.close()
+        cluster.execute("DROP DATABASE {} WITH (FORCE)", name)
+
+
+@pytest.fixture(params=["LATIN1"])
+def latin(cluster: Cluster, model_server: str, request: pytest.FixtureRequest) -> Iterator[Database]:
+    with encoded(cluster, request.param) as database:
         owner = database.connect()
         owner.execute("SET client_encoding = 'UTF8'; CREATE EXTENSION ml_rag CASCADE")
         owner.execute("SELECT ml_rag.configure('model_server', %s)", (model_server,))
         owner.execute("SELECT ml_rag.configure('embed_model_id', 'fake-embed')")
         yield database
-    finally:
-        database.close()
-        cluster.execute("DROP DATABASE {} WITH (FORCE)", name)
 
 
 def test_errors_are_read_where_the_database_is_not_utf8(latin: Database) -> None:
@@ -448,6 +457,41 @@ def test_a_model_names_tables_of_a_schema_with_an_accent_where_the_database_is_n
                 found = ask_tables(connection, tables=["schö.items"], use_retry=False)
                 assert found.get("rows") == [["Zoé"]], (statement, found)
     assert not any("ran as" in text for told in said for text in told)
+
+
+def test_the_extension_is_refused_where_texts_have_no_encoding(cluster: Cluster) -> None:
+    with encoded(cluster, "SQL_ASCII") as database:
+        owner = database.connect()
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match="encoding SQL_ASCII"):
+            owner.execute("CREATE EXTENSION ml_rag CASCADE")
+
+
+@pytest.mark.parametrize("latin", ["WIN1252"], indirect=True)
+def test_names_that_cannot_be_converted_fail_no_call_of_others(latin: Database) -> None:
+    """0x81 is no character of this encoding, and a client that has it, too, writes it."""
+    owner, asker = latin.connect(), latin.connect("asker")
+    for connection in (owner, asker):
+        connection.execute("SET client_encoding = 'UTF8'")
+    create_store(owner, "kb", [("good", 1, 1, f"{QUESTION} é", fake_embedding(QUESTION))], "vector(16)")
+    owner.execute(f"GRANT SELECT ON kb TO PUBLIC; GRANT CREATE ON DATABASE {latin.name} TO PUBLIC".encode())
+    attacker = latin.connect("tenant")
+    attacker.execute("SET client_encoding = 'WIN1252'")
+    schema = b'"t\x81"'
+    attacker.execute(b"CREATE SCHEMA " + schema + b"; GRANT USAGE ON SCHEMA " + schema + b" TO PUBLIC")
+    for table, column in ((b"kb", b'"\x81"'), (b'"k\x81"', b"segment_embedding")):
+        table = schema + b"." + table
+        columns = COLUMNS.encode().replace(b"segment_embedding", column)
+        attacker.execute(b"CREATE TABLE " + table + b" (" + columns + b"); GRANT SELECT ON " + table + b" TO PUBLIC")
+        marker = f"{MARKER},SEGMENT=segment".encode() + b",DOCUMENT_NAME=\x81"
+        attacker.execute(b"COMMENT ON COLUMN " + table + b"." + column + b" IS '" + marker + b"'")
+    for connection in (owner, asker):
+        for options in (
+            {},
+            {"vector_store": ["kb"]},
+            {"vector_store": ["public.kb"]},
+        ):
+            assert [one["document_name"] for one in ask(connection, **options)[0]["citations"]] == ["good"], options
+        assert connection.execute("SELECT vector_store FROM ml_rag.discover()").fetchall() == [("public.kb",)]
 
 
 def test_others_decode_as_ever() -> None:

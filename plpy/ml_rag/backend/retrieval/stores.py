@@ -124,12 +124,14 @@ _COLUMNS = ("segment", "document_name", "document_id", "segment_number", "metada
 #: shows, which another relation may have by now
 _NAME = "(pg_identify_object('pg_class'::regclass, c.oid, 0)).identity"
 #: which relations there are, and the version of all that is known of them: the places of their rows in the catalog,
-#: what VACUUM changes in place, names that statements find them and their types by, and what the caller may do
+#: what VACUUM changes in place, names that statements find them and their types by, and what the caller may do; a hash,
+#: as PL/Python cannot read all names of others
 _VERSIONS = f"""SELECT c.oid::int8 AS relation, c.relowner::int8 AS owner, n.nspowner::int8 AS schema_owner,
   pg_get_userbyid(c.relowner) = current_user AS is_own, pg_get_userbyid(n.nspowner) = current_user AS is_own_schema,
   c.relkind = 'v' OR c.relhassubclass OR c.relrowsecurity OR c.xmax <> '0' OR n.xmax <> '0' AS has_parts,
   (SELECT v.value FROM ml_rag.setting_value AS v WHERE v.name = 'searched_owners') AS searched_owners,
-  concat(c.ctid, c.xmin, n.ctid, n.xmin, {_NAME}, c.reltuples BETWEEN 0 AND 20000, row_security_active(c.oid),
+  (SELECT concat(hashtextextended(v.text, 0), hashtextextended(v.text, 1)) FROM (SELECT concat(
+    c.ctid, c.xmin, n.ctid, n.xmin, {_NAME}, c.reltuples BETWEEN 0 AND 20000, row_security_active(c.oid),
     has_table_privilege(c.oid, 'SELECT'), to_regclass('pg_catalog.pg_dist_partition') IS NULL, (
       SELECT string_agg(concat(a.ctid, a.xmin, d.ctid, d.xmin,
         CASE WHEN a.atttypid >= 16384 THEN format_type(a.atttypid, NULL) END,
@@ -139,11 +141,17 @@ _VERSIONS = f"""SELECT c.oid::int8 AS relation, c.relowner::int8 AS owner, n.nsp
         ON d.objoid = a.attrelid AND d.classoid = 'pg_class'::regclass AND d.objsubid = a.attnum
       WHERE a.attrelid = c.oid AND a.attnum > 0), (
       SELECT string_agg(concat(x.ctid, x.xmin, i.ctid, i.xmin), NULL ORDER BY x.indexrelid)
-      FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid WHERE x.indrelid = c.oid)) AS version
+      FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid WHERE x.indrelid = c.oid)) AS text
+    OFFSET 0) AS v) AS version
 FROM """
 _SCHEMA = "CROSS JOIN LATERAL (SELECT n.ctid, n.xmin, n.xmax, n.* FROM pg_namespace AS n WHERE n.oid = c.relnamespace"
 _USABLE = """c.relkind IN ('r', 'p', 'f', 'v', 'm') AND c.relispopulated
   AND has_schema_privilege(n.oid, 'USAGE') AND NOT pg_is_other_temp_schema(n.oid)"""
+
+
+def _is_text(names: str) -> str:
+    """SQL: whether PL/Python can read names of others, which it always can in UTF-8."""
+    return f"CASE getdatabaseencoding() WHEN 'UTF8' THEN true ELSE ml_rag._is_text(concat({names})) END"
 
 
 def _statements(schema: str) -> Statements:
@@ -191,7 +199,8 @@ def _statements(schema: str) -> Statements:
                 " c.reltuples BETWEEN 0 AND 20000 AS is_small, row_security_active(c.oid) AS is_secured,"
                 " EXISTS (SELECT FROM aclexplode(n.nspacl) AS a WHERE a.privilege_type = 'CREATE'"
                 " AND a.grantee <> n.nspowner) AS is_shared"
-                " FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY ($1)",
+                " FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY ($1)"
+                f" AND {_is_text('n.nspname, c.relname')}",
                 "oid[]",
             ),
             # vectors with what their markers say (store/marker.sql), and columns of these names
@@ -216,6 +225,7 @@ def _statements(schema: str) -> Statements:
                 " WHERE d.objoid = a.attrelid AND d.classoid = 'pg_class'::regclass"
                 f" AND d.objsubid = a.attnum AND a.atttypid IN {types} OFFSET 0) AS d) AS m ON true"
                 " WHERE a.attrelid = ANY ($1) AND a.attnum > 0 AND NOT a.attisdropped"
+                f" AND {_is_text('a.attname, ml_rag._type_name(a.atttypid), m.model, m.columns')}"
                 f" AND (a.atttypid IN {types} OR a.attname = ANY ($2)) ORDER BY a.attrelid, a.attnum",
                 *("oid[]", "name[]"),
             ),
