@@ -26,8 +26,8 @@ BEGIN
       CONTINUE;
     END IF;
     _documents := _documents || coalesce(ml_rag._read_apart(_store, format($query$
-      SELECT jsonb_agg(jsonb_build_array(d.name, CASE WHEN %L::boolean THEN (
-        SELECT coalesce(jsonb_agg(t.title ORDER BY t.place), '[]')
+      SELECT jsonb_agg(jsonb_build_array(ml_rag._valid_text(d.name), CASE WHEN %L::boolean THEN (
+        SELECT coalesce(jsonb_agg(ml_rag._valid_text(t.title) ORDER BY t.place), '[]')
         FROM (VALUES (1, d.title), (2, d.heading)) AS t (place, title) WHERE t.title ~ '[^[:space:]]')
         ELSE '[]' END))
       FROM (SELECT n.name, n.title, n.heading
@@ -35,14 +35,16 @@ BEGIN
                   FROM (SELECT %s AS name, %s AS place, %s$query$, with_titles, _name,
         CASE WHEN _store.segment_number IS NULL THEN '1' ELSE format('t.%I', _store.segment_number) END,
         CASE WHEN with_titles AND _store.metadata IS NOT NULL THEN
-          format('left(ml_rag._as_jsonb(t.%1$I) ->> ''title'', 300) AS title,'
-            ' left(ml_rag._as_jsonb(t.%1$I) -> ''headings'' ->> -1, 300) AS heading', _store.metadata)
+          format('CASE WHEN octet_length(%1$s) <= 300 THEN %1$s ELSE left(ml_rag._beginning(%1$s), 300) END'
+            ' AS title,'
+            ' CASE WHEN octet_length(%2$s) <= 300 THEN %2$s ELSE left(ml_rag._beginning(%2$s), 300) END'
+            ' AS heading',
+            format('ml_rag._as_jsonb(t.%I) ->> ''title''', _store.metadata),
+            format('ml_rag._as_jsonb(t.%I) -> ''headings'' ->> -1', _store.metadata))
           ELSE 'NULL AS title, NULL AS heading' END),
-      -- what is not valid in the encoding of the database has no length
-      format('WHERE t.%1$I IS NOT NULL) AS r WHERE octet_length(r.name) <= 4 * %2$s OR r.name = ANY ($1)'
-        ' ORDER BY r.name, r.place) AS n ORDER BY n.name = ANY ($1) DESC, n.name LIMIT %3$s) AS d WHERE CASE '
-        'WHEN ml_rag._is_text(concat(d.name, d.title, d.heading)) THEN length(d.name) <= %2$s OR '
-        'd.name = ANY ($1) ELSE false END',
+      format('WHERE t.%1$I IS NOT NULL) AS r WHERE octet_length(r.name) <= %2$s OR r.name = ANY ($1)'
+        ' OR octet_length(r.name) <= 4 * %2$s AND length(ml_rag._valid_text(r.name)) <= %2$s'
+        ' ORDER BY r.name, r.place) AS n ORDER BY n.name = ANY ($1) DESC, n.name LIMIT %3$s) AS d',
         coalesce(_store.document_name, _store.segment), _longest, _most), first)::jsonb, '[]');
   END LOOP;
   RETURN _documents;

@@ -20,7 +20,7 @@ from support.hostile_server import hostile
 from support.planting import BROKEN, COLUMNS, NEAR, QUESTION, ask, publish, warnings
 from support.schema import SqlModel, model, shop
 from support.schema import ask as ask_tables
-from support.stores import create_store, error, fake_embedding, search
+from support.stores import answer, create_store, error, fake_embedding, search
 from support.vectorizers import create, run
 
 __all__ = ["model", "shop"]
@@ -106,15 +106,25 @@ def test_a_name_that_is_broken_is_none_of_a_document(writer: Connection, owner: 
     assert owner.execute("SELECT ml_rag.documents_below('kb', 'go')").fetchall() == [("good",)]
 
 
-@pytest.mark.parametrize("options", [{"query_options": {"document_names": True}}, {"document_name": ["good", "nope"]}])
+@pytest.mark.parametrize("column", ["document_name", "title", "headings"])
 def test_a_name_that_is_broken_fails_no_call_that_looks_for_names(
-    writer: Connection, asker: Connection, options: dict[str, Any]
+    writer: Connection, asker: Connection, column: str
 ) -> None:
+    name = "'bad.txt'"
+    if column == "document_name":
+        name = "'bad.tx' || split_part(pg_temp.broken(), chr(34), 2)"
+    metadata = "jsonb_build_object('{}', jsonb_build_array(split_part(pg_temp.broken(), chr(34), 2)))"
+    if column == "title":
+        metadata = "jsonb_build_object('{}', split_part(pg_temp.broken(), chr(34), 2))"
     writer.execute(
         "INSERT INTO kb (document_name, metadata, segment, document_id, segment_number, segment_embedding)"
-        f" VALUES ('go' || pg_temp.broken(), '{{}}', 'x', 2, 1, '{NEAR}')".encode()
+        f" VALUES ({name}, {metadata.format(column)}, 'x', 2, 1, '{NEAR}'),"
+        f" ('r.txt', '{{}}', 'x', 3, 1, '{NEAR}')".encode()
     )
-    search(asker, "what does foo.txt say?", options)
+    found = answer(asker, "what does r.txt say", {"skip_generate": True, "query_options": {"document_names": True}})
+    assert [one["document_name"] for one in found["citations"]] == ["r.txt"]
+    found, _ = ask(asker, document_name=["good", "goot"])
+    assert [one["document_name"] for one in found["citations"]] == ["good"]
 
 
 @pytest.mark.parametrize("destination", ["column", "table"])
