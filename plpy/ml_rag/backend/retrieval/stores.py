@@ -130,7 +130,7 @@ _VERSIONS = f"""SELECT c.oid::int8 AS relation, c.relowner::int8 AS owner, n.nsp
   pg_get_userbyid(c.relowner) = current_user AS is_own, pg_get_userbyid(n.nspowner) = current_user AS is_own_schema,
   c.relkind = 'v' OR c.relhassubclass OR c.relrowsecurity OR c.xmax <> '0' OR n.xmax <> '0' AS has_parts,
   (SELECT v.value FROM ml_rag.setting_value AS v WHERE v.name = 'searched_owners') AS searched_owners,
-  (SELECT concat(hashtextextended(v.text, 0), hashtextextended(v.text, 1)) FROM (SELECT concat(
+  (SELECT md5(v.text) FROM (SELECT concat(
     c.ctid, c.xmin, n.ctid, n.xmin, {_NAME}, c.reltuples BETWEEN 0 AND 20000, row_security_active(c.oid),
     has_table_privilege(c.oid, 'SELECT'), to_regclass('pg_catalog.pg_dist_partition') IS NULL, (
       SELECT string_agg(concat(a.ctid, a.xmin, d.ctid, d.xmin,
