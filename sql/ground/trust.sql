@@ -83,7 +83,8 @@ BEGIN
   ELSIF _is_superuser IS NULL OR ml_rag._is_superuser_now(role) THEN
     RETURN false;
   END IF;
-  RETURN owner = _database_owner
+  -- callers take NOT of it
+  RETURN coalesce(owner = _database_owner, false)
     -- below 16384: made by initdb
     OR owner >= 16384 AND pg_get_userbyid(owner) NOT IN ('ml_rag_user', 'ml_rag_loader')
       AND ml_rag._is_member(role, ARRAY[owner], true)

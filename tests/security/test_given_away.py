@@ -185,6 +185,9 @@ def test_a_role_that_is_not_trusted_any_more_in_such_a_transaction(
         assert len(search(asker, "zebra", {"query_embedding": NEAR})) == 3
         asker.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM pg_class LIMIT 1")
         owner.execute(end)
+        trusts = "SELECT ml_rag._trusts(%s::regrole), ml_rag._trusts(%s::regrole)"
+        given = (db.role("tenant"), db.role("stranger"))
+        assert asker.execute(trusts, given).fetchone() == (False, False)
         getter.execute(
             "CREATE OR REPLACE FUNCTION own.other() RETURNS boolean LANGUAGE plpgsql AS"
             " $$ BEGIN RETURN own.evil(1); END $$"
