@@ -76,10 +76,11 @@ BEGIN
       DETAIL = format('Column %I of its primary key has the name of one of the nodes.', _taken),
       HINT = format('Rename it: ALTER TABLE %s RENAME %I TO …;', store, _taken);
   ELSIF (_options ->> 'parent' = 'document' OR _options ->> 'transform' = 'context') AND EXISTS (
-    SELECT FROM unnest(_key.types) AS t WHERE t ~ ' with time zone$') THEN
+    SELECT FROM unnest(_key.types) AS t
+    WHERE t ~ '^(date|time|timestamp|interval|real|double precision|money|bytea)\M') THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('"%s" cannot have such a node group', store),
       DETAIL = format('Its primary key is of type %s. The nodes of a document have the keys of its segments '
-        'as text, which depends on the TimeZone of the session.', array_to_string(_key.types, ', ')),
+        'as text, which depends on settings of the session.', array_to_string(_key.types, ', ')),
       HINT = 'Take "segment" for "parent", or a key of another type.';
   END IF;
   SELECT string_agg(quote_ident(k), ', ' ORDER BY place),

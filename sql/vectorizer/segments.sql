@@ -109,7 +109,7 @@ BEGIN
     string_agg(format('s.%I = o.%I', u.key, u.source), ' AND ') AS old,
     CASE WHEN _source.types <@ '{smallint,integer,bigint}' AND cardinality(_source.types) = 1 THEN
       min(format('n.%I', u.source))
-      -- nobody finds another key of the same one, as of hashtextextended
+      -- another key of the same one cannot be reckoned, as that of hashtextextended can
       ELSE format('(''x'' || left(md5(%s), 16))::bit(64)::bigint', ml_rag._key_text('n', _source.key))
       END AS document_id
   INTO _keys

@@ -187,13 +187,18 @@ def test_a_key_has_no_name_of_a_column_of_nodes(owner: Connection, models: Model
         create(owner, "parts", transform="sentence", store="notes", embed=False)
 
 
-def test_nodes_of_documents_have_keys_that_are_the_same_to_all(owner: Connection, models: ModelsServer) -> None:
-    """The text of a time depends on the TimeZone of the session."""
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("timestamptz(3)", "timestamp(3) with time zone"), ("date", "date"), ("float8", "double precision")],
+)
+def test_nodes_of_documents_have_keys_that_are_the_same_to_all(
+    owner: Connection, models: ModelsServer, kind: str, name: str
+) -> None:
+    """The text of a time depends on the TimeZone and DateStyle of the session."""
     owner.execute(
-        "CREATE TABLE notes (sent timestamptz, chat integer, document_name text, segment text,"
-        " PRIMARY KEY (chat, sent))"
+        f"CREATE TABLE notes (sent {kind}, chat integer, document_name text, segment text, PRIMARY KEY (chat, sent))"
     )
-    with error("55000", "cannot have such a node group", "timestamp with time zone"):
+    with error("55000", "cannot have such a node group", name):
         create(owner, "parts", transform="sentence", parent="document", store="notes", embed=False)
     create(owner, "parts", transform="sentence", store="notes", embed=False, keyword_search=False)
 
