@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ml_rag.cli import main
+from ml_rag.client.evaluation import Evaluation
 from support.cluster import Connection, Database, noticed
 from support.documents_server import DocumentsServer
 from support.loading import connect_as_loader, loader_role, rows, write
@@ -155,6 +156,41 @@ def test_nor_by_an_evaluation_to_one_of_a_role_that_is_not_trusted_any_more(
     assert 'table "public.secrets" is not trusted' in refused.output
     # those of the request that was under way
     assert rows(attacker, "SELECT count(*) FROM secrets") == [(64,)]
+
+
+def test_nor_does_an_evaluation_read_what_takes_the_place_of_its_table(
+    db: Database, owner: Connection, server: DocumentsServer, attacker: Connection, folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    role, tenant = loader_role(db), db.role("tenant")
+    attacker.execute(PLANT.partition("CREATE FUNCTION")[0] + "COMMENT ON TABLE secrets IS 'made by ml-rag eval'")
+    attacker.execute(
+        "CREATE TABLE ran (who name); GRANT INSERT ON ran TO PUBLIC; CREATE FUNCTION evil() RETURNS boolean"
+        " LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.ran VALUES (current_user); RETURN true; END $$"
+    )
+    attacker.execute("SELECT ml_rag.enable_keyword_search('secrets')")
+    secrets = folder / "secrets"
+    (secrets / "corpus.jsonl").write_text(json.dumps({"_id": "d1", "text": "plan 1"}))
+    (secrets / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "plan 1"}))
+    (secrets / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\td1\t1\n")
+
+    def exchange(evaluation: Evaluation) -> None:
+        owner.execute(f'REVOKE ml_rag_publisher FROM "{tenant}"')
+        attacker.execute(
+            "ALTER TABLE secrets RENAME TO former; CREATE VIEW secrets AS SELECT * FROM former WHERE evil();"
+            "GRANT SELECT ON secrets TO PUBLIC"
+        )
+
+    monkeypatch.setattr(Evaluation, "_index_keywords", exchange)
+    owner.execute(f'GRANT ml_rag_publisher TO "{tenant}"')
+    try:
+        dsn = f"{db.dsn} dbname={db.name} options='-c role={role}'"
+        refused = CliRunner().invoke(main, ["eval", str(secrets), "--schema", "public", "--dsn", dsn])
+    finally:
+        owner.execute(f'REVOKE ml_rag_publisher FROM "{tenant}"')
+    assert refused.exit_code == 1
+    assert "is not trusted" in refused.output
+    assert rows(attacker, "SELECT who FROM ran") == []
 
 
 def test_nor_to_one_that_is_made_while_a_lock_is_waited_for(

@@ -101,10 +101,17 @@ class Evaluation:
         row = self._connection.execute(query, arguments or None).fetchone()
         return row[0] if row else None
 
-    def _values(self, query: LiteralString, *arguments: Any) -> list[Any]:
-        """What a statement on the store returns. The table's name is known to all, so its owner must be trusted."""
+    @contextmanager
+    def _judged(self) -> Iterator[None]:
+        """A transaction on the store. The table's name is known to all, so its owner must be trusted, and keep it."""
         with self._connection.transaction():
-            self._connection.execute("SELECT ml_rag._refuse_untrusted(%s)", (self._oid,))
+            self._value("SELECT ml_rag._refuse_untrusted(%s)", self._oid)
+            self._value("SELECT ml_rag._hold_names(%s)", Jsonb({self._name: self._oid}))
+            yield
+
+    def _values(self, query: LiteralString, *arguments: Any) -> list[Any]:
+        """What a statement on the store returns."""
+        with self._judged():
             return [row[0] for row in self._connection.execute(query, (self._oid, *arguments)).fetchall()]
 
     def _routine(self, name: str) -> sql.Identifier:
@@ -123,15 +130,15 @@ class Evaluation:
             self._connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self._table[0])))
         wanted = {name: self._options.get(name) for name in ("embed_model_id", "language")}
         options = {"description": _MADE, **wanted}
-        name = self._value("SELECT pg_catalog.format('%%I.%%I', %s::text, %s::text)", *self._table)
-        if self._value(_IS_ANOTHER, _MADE, name):
+        self._name = self._value("SELECT pg_catalog.format('%%I.%%I', %s::text, %s::text)", *self._table)
+        if self._value(_IS_ANOTHER, _MADE, self._name):
             # documents that the folder does not have would be removed
             raise InvalidRequest(
                 f"{self.store} is a table that ml-rag eval has not made",
                 detail=f'Its comment is not "{_MADE}".',
                 hint="Take another --schema, or rename the folder.",
             )
-        made = self._value("SELECT ml_rag.create_store(%s, %s)::oid", name, Jsonb(options))
+        made = self._value("SELECT ml_rag.create_store(%s, %s)::oid", self._name, Jsonb(options))
         # one that is refused is not dropped at the end
         self._value("SELECT ml_rag._refuse_untrusted(%s)", made)
         self._oid = made
@@ -150,9 +157,8 @@ class Evaluation:
             self._values("SELECT ml_rag.remove_documents(%s, %s)", gone)
         self._values("SELECT ml_rag.index_store(%s)")
         self._index_keywords()
-        query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(*self._table))
-        row = self._connection.execute(query).fetchone()
-        loaded.segments = row[0] if row else 0
+        with self._judged():
+            loaded.segments = self._value(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(*self._table)))
         loaded.seconds = time.monotonic() - began
         return loaded
 
@@ -175,9 +181,8 @@ class Evaluation:
             " AND configuration = ml_rag.text_search_configuration(%s))"
         )
         language = self._options.get("language")
-        if not self._value(query, self._oid, language):
-            query = "SELECT ml_rag.enable_keyword_search(%s::oid::regclass, %s)"
-            self._value(query, self._oid, Jsonb({"language": language}))
+        if self._values(query, language) == [False]:
+            self._values("SELECT ml_rag.enable_keyword_search(%s::oid::regclass, %s)", Jsonb({"language": language}))
 
     def missing(self, arm: Arm) -> str | None:
         """Why an arm cannot run here, or None."""
@@ -214,7 +219,7 @@ class Evaluation:
             **options,
             "options": search,
         }
-        with self._counted(progress), self._exact(arm.exact):
+        with self._counted(progress), self._exact(arm.exact), self._judged():
             query = "SELECT * FROM pg_temp.ml_rag_questions ORDER BY place"
             evaluate = sql.SQL("SELECT {}(%s, %s)").format(self._routine("ml_rag_evaluate"))
             result: dict[str, Any] = self._value(evaluate, query, Jsonb(options))
