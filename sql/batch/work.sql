@@ -117,7 +117,7 @@ END
 $$;
 
 CREATE FUNCTION ml_rag._hold_names(names jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: the tables of a job keep their names until the end of the transaction; refuse if a name leads to
 -- another table by now. names: each with its OID  Errors: 42P01
 BEGIN

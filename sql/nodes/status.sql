@@ -3,7 +3,10 @@
 CREATE FUNCTION ml_rag._node_status()
 RETURNS TABLE (store regclass, name text, relation regclass, transform text, parent text, model_id text,
   rows bigint, pending bigint, failed bigint, options jsonb)
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT
+-- as those that fill have written keys of members
+SET "DateStyle" = 'ISO' SET extra_float_digits = 1
+AS $$
 -- purpose: the node groups of tables that the caller owns; null if the table is not trusted, or cannot be
 -- read
 -- Reads: the stores and node groups, as the caller

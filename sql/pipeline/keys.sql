@@ -94,10 +94,10 @@ BEGIN
   FOREACH _store IN ARRAY coalesce(stores, '{}') LOOP
     _found := _found || (
       SELECT coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('key', a.attname, 'kind', k.kind,
-        'is_list', k.is_list, 'description', left(k.description, 1000),
+        'is_list', k.is_list, 'description', left(ml_rag._beginning(k.description), 1000),
         'values', CASE WHEN k.kind = 'text' THEN (
           SELECT jsonb_agg(v.value ORDER BY v.place)
-          FROM unnest(coalesce((
+          FROM (SELECT ml_rag._valid_text(v.value) AS value, v.place FROM unnest(coalesce((
               SELECT array_agg(l.enumlabel::text ORDER BY l.enumsortorder) FROM pg_enum AS l
               WHERE l.enumtypid = k.element), (
               SELECT CASE WHEN k.is_list THEN s.most_common_elems ELSE s.most_common_vals END::text::text[]
@@ -107,8 +107,8 @@ BEGIN
                 AND NOT s.inherited AND (k.is_list
                   OR CASE WHEN s.n_distinct < 0 THEN -s.n_distinct * c.reltuples
                     ELSE s.n_distinct END BETWEEN 1 AND 100)
-            ))) WITH ORDINALITY AS v (value, place)
-          WHERE length(v.value) <= 60 AND v.place <= 20) END)) ORDER BY a.attnum), '[]')
+            ))) WITH ORDINALITY AS v (value, place) WHERE v.place <= 20) AS v
+          WHERE length(v.value) <= 60) END)) ORDER BY a.attnum), '[]')
       FROM pg_class AS c
       JOIN pg_namespace AS n ON n.oid = c.relnamespace
       JOIN pg_attribute AS a ON a.attrelid = c.oid

@@ -3,7 +3,10 @@
 CREATE FUNCTION ml_rag._vectorizers(asked oid DEFAULT NULL)
 RETURNS TABLE (relation regclass, options jsonb, pending bigint, oldest_pending timestamptz, failed bigint,
   rows bigint, truncated bigint, reason text)
-LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE ROWS 10 SET search_path FROM CURRENT
+-- as those that run have written keys of failures
+SET "DateStyle" = 'ISO' SET extra_float_digits = 1
+AS $$
 -- purpose: the vectorizers of tables that the caller owns, or that of one; what is read of the table itself
 -- is null if that could run code of a role that is not trusted, or if it fails, and reason says why
 -- The owner of a table may make a trigger with anything as its argument.

@@ -127,6 +127,16 @@ def test_a_name_that_is_broken_fails_no_call_that_looks_for_names(
     assert [one["document_name"] for one in found["citations"]] == ["good"]
 
 
+def test_a_value_that_is_broken_is_none_of_a_filter(writer: Connection, owner: Connection, asker: Connection) -> None:
+    owner.execute("ALTER TABLE kb ADD category text; GRANT SELECT, INSERT ON kb TO ml_rag_user")
+    writer.execute(
+        "INSERT INTO kb (document_name, metadata, segment, document_id, segment_number, segment_embedding, category)"
+        f" SELECT 'x', '{{}}', 'x', 2, i, '{NEAR}', pg_temp.broken() FROM generate_series(1, 50) AS i".encode()
+    )
+    owner.execute("ANALYZE kb")
+    asker.execute("SELECT ml_rag._filter_keys(ml_rag._discover('{\"vector_store\": [\"public.kb\"]}'), 'true')")
+
+
 @pytest.mark.parametrize("destination", ["column", "table"])
 def test_a_key_that_is_broken_keeps_no_run_of_a_vectorizer_going(
     writer: Connection, owner: Connection, destination: str

@@ -287,6 +287,15 @@ def test_columns_that_are_renamed_dropped_or_of_another_type(items: Connection) 
     assert run(items, "goods")["embedded"] == 3
 
 
+def test_a_failure_is_known_in_any_style_of_dates(owner: Connection, models: ModelsServer) -> None:
+    owner.execute("CREATE TABLE items (day date PRIMARY KEY, name text); INSERT INTO items VALUES ('2026-01-02', ' ')")
+    create(owner, "items", "name", document_name="name", keyword_search=False)
+    owner.execute("SET DateStyle = 'SQL, DMY'")
+    assert run(owner)["failed"] == 1
+    assert owner.execute("SELECT pending, failed FROM ml_rag.vectorizer").fetchall() == [(0, 1)]
+    assert run(owner)["failed"] == 0
+
+
 def test_a_dropped_table_takes_its_failures_along(items: Connection) -> None:
     items.execute("INSERT INTO items VALUES (4, '', NULL)")
     run(items)

@@ -63,10 +63,10 @@ class Table(Derived):
             return
         found = yield from call("_vectors_of(oid, name)", known["relation"], known["column"])
         if found != known:
-            now = (found or {}).get("model_id")
+            former, now = known["model_id"] or "no model", (found or {}).get("model_id") or "no model"
             raise CreatedAgain(
-                f'column "{known["column"]}" of vectors was dropped and created again during the call',
-                detail=f"They were of model {known['model_id']}, and are of {now} now.",
+                f'column "{known["column"]}" of vectors was dropped, created again or marked during the call',
+                detail=f"It was of {former}, and is of {now} now.",
                 hint="Call again.",
             )
 
