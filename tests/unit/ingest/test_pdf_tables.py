@@ -101,6 +101,16 @@ def test_a_header_cell_over_ruled_columns_names_each_of_them() -> None:
     assert text == "| Plan | Copay in | Copay out |\n| --- | --- | --- |\n| Basic | $20 | $40 |\n| Plus | $10 | $30 |"
 
 
+def test_figures_below_one_another_in_a_cell_are_of_one_record() -> None:
+    rows = [["Project", "Period", "Lead"]]
+    rows += [["Alpha", "01.01.2024\n31.12.2024", "Ann"], ["Beta", "05.05.2022\n06.06.2022", "Bob"]]
+    (text,) = blocks(placed_pdf(grid(rows, [72, 200, 330], step=22)))
+    assert text.splitlines()[2:] == [
+        "| Alpha | 01.01.2024 31.12.2024 | Ann |",
+        "| Beta | 05.05.2022 06.06.2022 | Bob |",
+    ]
+
+
 def test_lines_of_a_cell_without_rules_are_told_from_rows_by_their_distance() -> None:
     rows = [["Item", "Notes", "Count"], ["Bolt", "kept in the\nupper drawer", "12"], ["Nut", "none", "7"]]
     (text,) = blocks(placed_pdf(grid(rows, [72, 150, 300], step=24)))

@@ -504,8 +504,8 @@ def _logical_rows(
 
 
 def _has_values_below(line: dict[int, list[Word]], before: dict[int, list[Word]]) -> bool:
-    """Whether a line has a value below a value, which is that of another record, as of a group with one name."""
-    return any(
+    """Whether a line has a value below a value, and not alone: that of another record, as of a group with one name."""
+    return len(line) > 1 and any(
         column in before
         and all(FIGURE.fullmatch(" ".join(word.text for word in cell)) for cell in (words, before[column]))
         for column, words in line.items()
