@@ -4,12 +4,11 @@ CREATE FUNCTION ml_rag._refuse_untrusted(store oid) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path FROM CURRENT AS $$
 -- purpose: that a table to load into, whose schema the call does not name, is of roles whose code may run
 -- with the caller's rights, until the end of the transaction
-DECLARE
-  _why text := CASE WHEN NOT ml_rag._hold_trusted(ARRAY[store]) THEN ml_rag._why_untrusted(store) END;
 BEGIN
-  IF _why IS NOT NULL THEN
+  IF NOT ml_rag._hold_trusted(ARRAY[store]) THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('table "%s" is not trusted', store::regclass),
-      DETAIL = _why || ' That role could read what is loaded, and run code with your rights.',
+      DETAIL = concat_ws(' ', ml_rag._why_untrusted(store),
+        'A role that you do not trust could read what is loaded, and run code with your rights.'),
       HINT = format('If the table is meant, name it with its schema, which is %I.',
         (SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
           WHERE c.oid = store));
