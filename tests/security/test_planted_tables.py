@@ -135,23 +135,30 @@ def test_nor_to_one_of_a_role_that_is_not_trusted_any_more(
     assert not any("ran as" in message for message in said), said
 
 
-def test_nor_by_an_evaluation_to_one_of_a_role_that_is_not_trusted_any_more(
-    db: Database, owner: Connection, server: DocumentsServer, attacker: Connection, folder: Path
-) -> None:
-    role, tenant = loader_role(db), db.role("tenant")
-    attacker.execute(PLANT.partition("CREATE FUNCTION")[0] + "COMMENT ON TABLE secrets IS 'made by ml-rag eval'")
-    secrets = folder / "secrets"
-    lines = [json.dumps({"_id": f"d{i}", "text": f"plan {i}"}) for i in range(80)]
+def evaluation(db: Database, owner: Connection, folder: Path, documents: int) -> Result:
+    """What ``ml-rag eval`` of the loader says of a table of the tenant's, who is a publisher when it begins."""
+    role, tenant, secrets = loader_role(db), db.role("tenant"), folder / "secrets"
+    lines = [json.dumps({"_id": f"d{i}", "text": f"plan {i}"}) for i in range(documents)]
     (secrets / "corpus.jsonl").write_text("\n".join(lines))
-    (secrets / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "plan 1"}))
-    (secrets / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\td1\t1\n")
-    server.before_batch[0] = lambda: owner.execute(f'REVOKE ml_rag_publisher FROM "{tenant}"')
+    (secrets / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "plan 0"}))
+    (secrets / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\td0\t1\n")
     owner.execute(f'GRANT ml_rag_publisher TO "{tenant}"')
     try:
         dsn = f"{db.dsn} dbname={db.name} options='-c role={role}'"
-        refused = CliRunner().invoke(main, ["eval", str(secrets), "--schema", "public", "--dsn", dsn])
+        return CliRunner().invoke(main, ["eval", str(secrets), "--schema", "public", "--dsn", dsn])
     finally:
         owner.execute(f'REVOKE ml_rag_publisher FROM "{tenant}"')
+
+
+EVALUATED = PLANT.partition("CREATE FUNCTION")[0] + "COMMENT ON TABLE secrets IS 'made by ml-rag eval'"
+
+
+def test_nor_by_an_evaluation_to_one_of_a_role_that_is_not_trusted_any_more(
+    db: Database, owner: Connection, server: DocumentsServer, attacker: Connection, folder: Path
+) -> None:
+    attacker.execute(EVALUATED)
+    server.before_batch[0] = lambda: owner.execute(f'REVOKE ml_rag_publisher FROM "{db.role("tenant")}"')
+    refused = evaluation(db, owner, folder, 80)
     assert refused.exit_code == 1
     assert 'table "public.secrets" is not trusted' in refused.output
     # those of the request that was under way
@@ -162,32 +169,22 @@ def test_nor_does_an_evaluation_read_what_takes_the_place_of_its_table(
     db: Database, owner: Connection, server: DocumentsServer, attacker: Connection, folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    role, tenant = loader_role(db), db.role("tenant")
-    attacker.execute(PLANT.partition("CREATE FUNCTION")[0] + "COMMENT ON TABLE secrets IS 'made by ml-rag eval'")
+    attacker.execute(EVALUATED)
     attacker.execute(
         "CREATE TABLE ran (who name); GRANT INSERT ON ran TO PUBLIC; CREATE FUNCTION evil() RETURNS boolean"
         " LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.ran VALUES (current_user); RETURN true; END $$"
     )
     attacker.execute("SELECT ml_rag.enable_keyword_search('secrets')")
-    secrets = folder / "secrets"
-    (secrets / "corpus.jsonl").write_text(json.dumps({"_id": "d1", "text": "plan 1"}))
-    (secrets / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "plan 1"}))
-    (secrets / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\td1\t1\n")
 
     def exchange(evaluation: Evaluation) -> None:
-        owner.execute(f'REVOKE ml_rag_publisher FROM "{tenant}"')
+        owner.execute(f'REVOKE ml_rag_publisher FROM "{db.role("tenant")}"')
         attacker.execute(
             "ALTER TABLE secrets RENAME TO former; CREATE VIEW secrets AS SELECT * FROM former WHERE evil();"
             "GRANT SELECT ON secrets TO PUBLIC"
         )
 
     monkeypatch.setattr(Evaluation, "_index_keywords", exchange)
-    owner.execute(f'GRANT ml_rag_publisher TO "{tenant}"')
-    try:
-        dsn = f"{db.dsn} dbname={db.name} options='-c role={role}'"
-        refused = CliRunner().invoke(main, ["eval", str(secrets), "--schema", "public", "--dsn", dsn])
-    finally:
-        owner.execute(f'REVOKE ml_rag_publisher FROM "{tenant}"')
+    refused = evaluation(db, owner, folder, 1)
     assert refused.exit_code == 1
     assert "is not trusted" in refused.output
     assert rows(attacker, "SELECT who FROM ran") == []
