@@ -52,7 +52,9 @@ BEGIN
         EXECUTE format('LOCK TABLE %s IN %s MODE', _segments, mode);
         PERFORM ml_rag._check_name(_segments, segments);
       END IF;
-      EXECUTE format('LOCK TABLE %s IN %s MODE', _name, mode);
+      -- COMMENT, which this mode is for, locks no parts either
+      EXECUTE format('LOCK TABLE %s%s IN %s MODE', CASE mode WHEN 'SHARE UPDATE EXCLUSIVE' THEN 'ONLY ' END,
+        _name, mode);
       PERFORM ml_rag._check_name(_name, store);
       PERFORM set_config('lock_timeout', _lock_timeout, true);
       RETURN;

@@ -248,6 +248,17 @@ def test_what_is_kept_in_a_comment_meanwhile_is_not_undone(
     assert re.search("EF_SEARCH|MAX_DISTANCE|SEGMENT=|FILTER_KEYS|INDEX=none", kept)
 
 
+def test_a_comment_waits_for_no_part(db: Database, owner: Connection) -> None:
+    """As for one that is vacuumed."""
+    owner.execute("SELECT ml_rag.create_store('public.parts', '{\"partitions\": 2}')")
+    (part,) = owner.execute("SELECT inhrelid::regclass::text FROM pg_inherits LIMIT 1").fetchone() or ("",)
+    other = db.connect()
+    with other.transaction():
+        other.execute(f"LOCK TABLE {part} IN SHARE UPDATE EXCLUSIVE MODE".encode())
+        owner.execute("SET lock_timeout = '2s'")
+        owner.execute("SELECT ml_rag.describe_filter('parts', 'year', 'of what it is about')")
+
+
 @pytest.mark.parametrize(
     ("call", "request_of"),
     [
