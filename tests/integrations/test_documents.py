@@ -16,6 +16,7 @@ from ml_rag.integrations.database import Reader
 from support.cluster import Connection, Database
 from support.exchange import exchange
 from support.forward import by_tcp
+from support.planting import BROKEN
 from support.stores import create_store, fake_embedding, mark
 
 WANTED = {"document": "d", "first": 0, "most": 10, "characters": 1000}
@@ -57,6 +58,20 @@ async def test_what_a_view_reads_may_be_in_a_schema_that_its_readers_may_not_use
     async with reader.opened():
         _, _, rows = await documents.read(reader, "public.notes", WANTED)
         assert [row["segment"] for row in rows] == ["the plan"]
+
+
+async def test_a_name_that_is_no_text_keeps_none_from_the_others(db: Database, asker_dsn: str) -> None:
+    owner = db.connect()
+    create_store(owner, "notes", [("folder/d", 1, 1, "the plan", fake_embedding("the plan"))], "vector(16)")
+    owner.execute(BROKEN)
+    owner.execute(
+        "INSERT INTO notes (document_name, metadata, segment, document_id, segment_number)"
+        " VALUES (pg_temp.broken(), '{}', 'x', 2, 1)"
+    )
+    reader = Reader(asker_dsn, name="test", connections=1)
+    async with reader.opened():
+        _, alike, rows = await documents.read(reader, "public.notes", WANTED)
+        assert (alike, [row["segment"] for row in rows]) == (["folder/d"], ["the plan"])
 
 
 async def test_no_operator_of_another_role_runs(db: Database, tenant: Connection, asker_dsn: str) -> None:

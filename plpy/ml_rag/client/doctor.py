@@ -577,7 +577,11 @@ def check_models(connection: psycopg.Connection) -> Iterator[Finding]:
             with connection.transaction():
                 if not _value(connection, "SELECT ml_rag._hold_trusted(ARRAY[%s::oid])", oid):
                     continue
-                query = sql.SQL("SELECT left(t.{}, 500) FROM {} AS t LIMIT 100").format(
+                # a regular expression reads bytes that are no characters, at which left alone would fail
+                query = sql.SQL(
+                    "SELECT left((regexp_match(t.{0}, '^.*$'))[1], 500) FROM {1} AS t"
+                    " WHERE octet_length(t.{0}) <= 100000 LIMIT 100"
+                ).format(
                     sql.Identifier(column), sql.SQL(_value(connection, "SELECT ml_rag._relation_name(%s::oid)", oid))
                 )
                 share = foreign_share([text for (text,) in connection.execute(query) if text])

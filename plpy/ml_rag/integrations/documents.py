@@ -56,9 +56,11 @@ async def held(rows: Rows, store: str) -> dict[str, Any]:
 
 def _alike(store: Mapping[str, str | None]) -> sql.Composed:
     """Names of documents that are ``%(document)s`` without their folders."""
+    # a regular expression reads bytes that are no characters, at which left would fail
     return sql.SQL(
         r"""SELECT d.name FROM (
-          SELECT DISTINCT pg_catalog.left({name}::pg_catalog.text, 1000) AS name FROM {relation}
+          SELECT DISTINCT CASE WHEN pg_catalog.octet_length({name}::pg_catalog.text) <= 4000
+            THEN (pg_catalog.regexp_match({name}::pg_catalog.text, '^.*$'))[1] END AS name FROM {relation}
         ) AS d WHERE pg_catalog.regexp_replace(d.name, '^.*[/\\]', '') = %(document)s ORDER BY 1 LIMIT 3"""
     ).format(name=quoted(str(store["document_name"])), relation=relation(store))
 
