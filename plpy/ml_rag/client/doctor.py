@@ -577,7 +577,7 @@ def check_models(connection: psycopg.Connection) -> Iterator[Finding]:
             with connection.transaction():
                 if not _value(connection, "SELECT ml_rag._hold_trusted(ARRAY[%s::oid])", oid):
                     continue
-                # a regular expression reads bytes that are no characters, at which left alone would fail
+                # a regular expression reads bytes that are not characters, at which left alone would fail
                 query = sql.SQL(
                     "SELECT left((regexp_match(t.{0}, '^.*$'))[1], 500) FROM {1} AS t"
                     " WHERE octet_length(t.{0}) <= 100000 LIMIT 100"

@@ -56,7 +56,7 @@ async def held(rows: Rows, store: str) -> dict[str, Any]:
 
 def _alike(store: Mapping[str, str | None]) -> sql.Composed:
     """Names of documents that are ``%(document)s`` without their folders."""
-    # a regular expression reads bytes that are no characters, at which left would fail
+    # a regular expression reads bytes that are not characters, at which left would fail
     return sql.SQL(
         r"""SELECT d.name FROM (
           SELECT DISTINCT CASE WHEN pg_catalog.octet_length({name}::pg_catalog.text) <= 4000
