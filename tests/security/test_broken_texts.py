@@ -131,7 +131,8 @@ def test_a_value_that_is_broken_is_none_of_a_filter(writer: Connection, owner: C
     owner.execute("ALTER TABLE kb ADD category text; GRANT SELECT, INSERT ON kb TO ml_rag_user")
     writer.execute(
         "INSERT INTO kb (document_name, metadata, segment, document_id, segment_number, segment_embedding, category)"
-        f" SELECT 'x', '{{}}', 'x', 2, i, '{NEAR}', split_part(pg_temp.broken(), chr(34), 2) FROM generate_series(1, 50) AS i".encode()
+        f" SELECT 'x', '{{}}', 'x', 2, i, '{NEAR}', split_part(pg_temp.broken(), chr(34), 2)"
+        " FROM generate_series(1, 50) AS i".encode()
     )
     owner.execute("ANALYZE kb")
     asker.execute("SELECT ml_rag._filter_keys(ml_rag._discover('{\"vector_store\": [\"public.kb\"]}'), 'true')")
