@@ -152,7 +152,7 @@ BEGIN
   ELSIF is_judged AND NOT ml_rag._trusts(_owner) THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('table "%s" is not trusted any more', store),
       DETAIL = format('Its owner is role %s, which you do not trust.', quote_ident(pg_get_userbyid(_owner))),
-      HINT = 'Call by its name what fills it, if you trust that role.';
+      HINT = 'If you trust that role, call ml_rag.run_vectorizer or ml_rag.refresh_node_groups yourself.';
   END IF;
   SELECT c.oid::regclass AS part, c.relowner INTO _found FROM pg_class AS c
   WHERE c.oid = ANY (held || ml_rag._parts(store)) AND c.relowner <> owner

@@ -596,7 +596,7 @@ batch_size | integer 1..1000 | = 256 | rows of one call to the model and between
   place of max_locks_per_transaction
 batches | integer 1..1000000 | all | end after this many batches
 owner | text | any role | end with an error if the table is not, or no longer, of this role, whose triggers
-  it runs
+  it runs, or if you do not trust the role, or no longer
 $$);
 
 SELECT ml_rag._add_options('drop_vectorizer', $$
