@@ -292,6 +292,13 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION ml_rag._is_node_group(comment text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+-- purpose: whether a table with this comment, which any role may have written, has nodes
+SELECT CASE WHEN octet_length(comment) <= 500000 THEN comment LIKE 'ML!_RAG!_NODE!_GROUP=%' ESCAPE '!' END
+$$;
+
 CREATE FUNCTION ml_rag._is_text(value text) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL UNSAFE COST 1000 SET search_path FROM CURRENT AS $$
 -- purpose: whether PL/Python can read a text. One that is not valid in the encoding of the database comes

@@ -73,8 +73,7 @@ WITH askable AS MATERIALIZED (
       SELECT p.polrelid FROM pg_policy AS p WHERE p.polname = 'ml_rag_source'
       UNION ALL
       SELECT d.objoid FROM pg_description AS d WHERE d.classoid = 'pg_class'::regclass AND d.objsubid = 0
-        AND CASE WHEN octet_length(d.description) <= 500000
-          THEN d.description LIKE 'ML!_RAG!_NODE!_GROUP=%' ESCAPE '!' END))
+        AND ml_rag._is_node_group(d.description)))
 )
 SELECT t.oid, t.nspname, t.relname, format('%I.%I', t.nspname, t.relname),
   left(ml_rag._valid_text(concat(t.relname, ': ', CASE WHEN octet_length(t.comment) <= 1000000 THEN

@@ -73,7 +73,7 @@ BEGIN
     'document') LIMIT 1);
   IF _taken IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = '42701', MESSAGE = format('"%s" cannot have node groups', store),
-      DETAIL = format('Column %I of its primary key has the name of one of the nodes.', _taken),
+      DETAIL = format('Column %I of its primary key has the name of a column that nodes have.', _taken),
       HINT = format('Rename it: ALTER TABLE %s RENAME %I TO …;', store, _taken);
   ELSIF (_options ->> 'parent' = 'document' OR _options ->> 'transform' = 'context') AND EXISTS (
     SELECT FROM unnest(_key.types) AS t

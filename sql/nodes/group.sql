@@ -218,8 +218,7 @@ BEGIN
     JOIN pg_namespace AS n ON n.nspname = d.address_names[1]
     JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = d.address_names[2] AND c.relkind = 'r'
     WHERE d.classid = 'pg_constraint'::regclass AND d.object_type = 'table constraint' AND NOT d.original
-      AND CASE WHEN octet_length(obj_description(c.oid, 'pg_class')) <= 500000
-        THEN obj_description(c.oid, 'pg_class') LIKE 'ML!_RAG!_NODE!_GROUP=%' ESCAPE '!' END
+      AND ml_rag._is_node_group(obj_description(c.oid, 'pg_class'))
       AND pg_has_role(c.relowner, 'USAGE')
       AND NOT EXISTS (SELECT FROM pg_constraint AS f WHERE f.conrelid = c.oid AND f.contype = 'f')
   LOOP

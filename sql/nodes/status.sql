@@ -18,8 +18,7 @@ BEGIN
   FOR _one IN
     SELECT s.oid AS store, s.relowner, g.name, g.relation, g.options
     FROM (SELECT DISTINCT f.confrelid FROM pg_constraint AS f
-          WHERE f.contype = 'f' AND CASE WHEN octet_length(obj_description(f.conrelid, 'pg_class')) <= 500000
-            THEN obj_description(f.conrelid, 'pg_class') LIKE 'ML!_RAG!_NODE!_GROUP=%' ESCAPE '!' END) AS f
+          WHERE f.contype = 'f' AND ml_rag._is_node_group(obj_description(f.conrelid, 'pg_class'))) AS f
     JOIN pg_class AS s ON s.oid = f.confrelid AND pg_has_role(s.relowner, 'USAGE')
     CROSS JOIN LATERAL ml_rag._node_groups(s.oid) AS g
   LOOP

@@ -36,8 +36,7 @@ BEGIN
     WHERE d.classid = 'pg_constraint'::regclass AND d.refclassid = 'pg_class'::regclass
       AND d.refobjid = _node_groups.store
       AND t.relowner = (SELECT s.relowner FROM pg_class AS s WHERE s.oid = _node_groups.store)
-      AND CASE WHEN octet_length(obj_description(c.conrelid, 'pg_class')) <= 500000
-        THEN obj_description(c.conrelid, 'pg_class') LIKE 'ML!_RAG!_NODE!_GROUP=%' ESCAPE '!' END
+      AND ml_rag._is_node_group(obj_description(c.conrelid, 'pg_class'))
     GROUP BY c.oid, c.conrelid, c.conkey, c.confkey ORDER BY c.conrelid
   LOOP
     BEGIN

@@ -371,7 +371,6 @@ BEGIN
       HINT = format('After many changes its owner should call SELECT ml_rag.index_store(%L);', _relation);
     RETURN;
   END IF;
-  PERFORM ml_rag._lock_comments(store) WHERE index IS NOT NULL;
   _column := ml_rag._default_column(store);
   SELECT a.attnum, col_description(a.attrelid, a.attnum) INTO _attnum, _comment
   FROM pg_attribute AS a WHERE a.attrelid = store AND a.attname = _column AND NOT a.attisdropped;
@@ -389,8 +388,8 @@ BEGIN
     AND (index IS NOT NULL OR ml_rag._marked_key(_comment, 'INDEX') IS DISTINCT FROM 'none');
   IF index IS NOT NULL AND _comment <> ml_rag._mark_keys(_comment,
       jsonb_build_object('INDEX', CASE WHEN NOT _is_wanted THEN 'none' END)) THEN
-    EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', _relation, _column,
-      ml_rag._mark_keys(_comment, jsonb_build_object('INDEX', CASE WHEN NOT _is_wanted THEN 'none' END)));
+    PERFORM ml_rag._mark(store, _column,
+      jsonb_build_object('INDEX', CASE WHEN NOT _is_wanted THEN 'none' END));
   END IF;
   SELECT EXISTS (
     SELECT FROM pg_index AS x

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 from ml_rag.backend.jobs import vectors
-from ml_rag.backend.jobs.loop import MOST_BYTES, Batch, Derived, Session, Statement, Steps, array, run
+from ml_rag.backend.jobs.loop import MOST_BYTES, Batch, CreatedAgain, Derived, Session, Statement, Steps, array, run
 from ml_rag.backend.retrieval.sqltext import identifier
 from ml_rag.errors import MlRagError
 
@@ -25,12 +25,6 @@ SELECT pg_catalog.pg_advisory_unlock(c.claim) FROM pg_catalog.unnest($1) AS c (c
 JOIN pg_catalog.pg_locks AS l ON l.pid = pg_catalog.pg_backend_pid() AND l.locktype = 'advisory' AND l.objsubid = 1
   AND (l.classid::bigint << 32 | l.objid::bigint) = c.claim
 """
-
-
-class CreatedAgain(MlRagError):
-    """What is filled was dropped, and created again for another model, or another way to make it."""
-
-    sqlstate = "55000"
 
 
 class Column(Derived):

@@ -86,6 +86,12 @@ def array(name: str, type_name: str = "text") -> str:
     )
 
 
+class CreatedAgain(MlRagError):
+    """What is filled was dropped, and created again for another model, or another way to make it."""
+
+    sqlstate = "55000"
+
+
 class InTransactionBlock(MlRagError):
     """A routine that commits was called where it cannot."""
 

@@ -10,11 +10,11 @@ import time
 from typing import Any
 
 from ml_rag.backend.jobs import vectors
-from ml_rag.backend.jobs.column import CreatedAgain
 from ml_rag.backend.jobs.loop import (
     COMMIT,
     MOST_BYTES,
     Batch,
+    CreatedAgain,
     Derived,
     Session,
     Statement,

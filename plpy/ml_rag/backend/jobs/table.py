@@ -7,10 +7,10 @@ import re
 from typing import Any
 
 from ml_rag.backend import calls, embed
-from ml_rag.backend.jobs.column import CreatedAgain
 from ml_rag.backend.jobs.loop import (
     MOST_BYTES,
     Batch,
+    CreatedAgain,
     Derived,
     Session,
     Statement,
